@@ -1,0 +1,38 @@
+"""The errors that a person sees: one plain sentence each, with what to do, and an exit code.
+
+Exit codes (DESIGN.md): 0 well, 1 a problem in the data or the world, 2 used wrongly.
+"""
+
+from __future__ import annotations
+
+
+class ShardmillError(Exception):
+    """Something is wrong with the data, the machine or a server. The message is shown as it is."""
+
+    exit_code = 1
+
+
+class UsageError(ShardmillError):
+    """The command or the settings are wrong: nothing was tried."""
+
+    exit_code = 2
+
+
+class SettingsError(UsageError):
+    """A key of the config is unknown, of the wrong type, or contradicts another."""
+
+
+class DataError(ShardmillError):
+    """The dataset or a file of the build is not what it should be."""
+
+
+class SetupFault(ShardmillError):
+    """A server's answer says that the set-up is wrong (401, 403, 404, unknown field): no retry helps."""
+
+
+class NoServers(ShardmillError):
+    """No server was left for `generate.patience_s` seconds."""
+
+
+class StoreError(ShardmillError):
+    """The object store could not be reached, refused, or holds something else than it should."""

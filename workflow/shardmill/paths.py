@@ -1,0 +1,110 @@
+"""Where everything of a build lies. No other module joins these names."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+_SHARD = re.compile(r"shard-(\d{5,})-of-(\d{5,})")
+
+
+def shard_name(index: int, count: int) -> str:
+    """`shard-00042-of-01828`."""
+    return f"shard-{index:05d}-of-{count:05d}"
+
+
+def shard_names(count: int) -> list[str]:
+    return [shard_name(index, count) for index in range(count)]
+
+
+def shard_index(name: str) -> int:
+    match = _SHARD.fullmatch(name)
+    if match is None:
+        raise ValueError(f"{name!r} is not a shard's name")
+    return int(match.group(1))
+
+
+@dataclass(frozen=True)
+class BuildPaths:
+    """The files of one build. What DESIGN.md lists is fixed; `run/` and `logs/` are this program's own."""
+
+    root: Path
+
+    @property
+    def name(self) -> str:
+        """The folder's name, `<name>-<id>`."""
+        return self.root.name
+
+    @property
+    def build_json(self) -> Path:
+        return self.root / "build.json"
+
+    def prompts(self, shard: str) -> Path:
+        return self.root / "prompts" / f"{shard}.parquet"
+
+    @property
+    def rejects(self) -> Path:
+        return self.root / "prompts" / "rejects.parquet"
+
+    def completions(self, shard: str) -> Path:
+        return self.root / "completions" / f"{shard}.parquet"
+
+    def tokens(self, shard: str) -> Path:
+        return self.root / "tokens" / f"{shard}.parquet"
+
+    def manifest(self, shard: str) -> Path:
+        return self.root / "manifests" / f"{shard}.json"
+
+    @property
+    def pilot_report(self) -> Path:
+        return self.root / "quality" / "pilot.json"
+
+    @property
+    def quality_report(self) -> Path:
+        return self.root / "quality" / "report.json"
+
+    @property
+    def report_page(self) -> Path:
+        return self.root / "quality" / "report.html"
+
+    @property
+    def catalog(self) -> Path:
+        return self.root / "catalog.duckdb"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def run(self) -> Path:
+        """State of the run at work or the last one: lock, settings, plan, progress, journals."""
+        return self.root / "run"
+
+    @property
+    def lock(self) -> Path:
+        return self.run / "lock"
+
+    @property
+    def settings(self) -> Path:
+        """The settings that the build last ran with, resolved, as JSON."""
+        return self.run / "settings.json"
+
+    @property
+    def plan(self) -> Path:
+        """The plan of the run at work, frozen for processes that parse the workflow again."""
+        return self.run / "plan.json"
+
+    @property
+    def gate_passed(self) -> Path:
+        return self.run / "gate.passed"
+
+    @property
+    def quality_passed(self) -> Path:
+        return self.run / "quality.passed"
+
+    def journal(self, shard: str) -> Path:
+        return self.run / "journals" / f"{shard}.jsonl"
+
+    def progress(self, shard: str) -> Path:
+        return self.run / "progress" / f"{shard}.json"
