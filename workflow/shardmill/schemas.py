@@ -15,66 +15,66 @@ _IDS = pa.list_(pa.int32())
 
 PROMPTS = pa.schema(
     [
-        ("prompt_id", pa.string()),  # null for a turn whose prompt depends on an answer not yet given
-        ("conversation_id", pa.string()),
-        ("source_id", pa.string()),
-        ("turn", pa.int16()),
-        ("prompt_ids", _IDS),  # null like prompt_id
-        ("prompt_tokens", pa.int32()),  # null like prompt_id
-        ("max_new_tokens", pa.int32()),  # capped to the room that the context leaves; null like prompt_id
-        ("messages", pa.string()),  # JSON: the messages that this turn adds before its answer
-        ("tools", pa.string()),  # JSON: tool declarations, or null
+        pa.field("prompt_id", pa.string()),  # null for a turn whose prompt depends on an answer not yet given
+        pa.field("conversation_id", pa.string()),
+        pa.field("source_id", pa.string()),
+        pa.field("turn", pa.int16()),
+        pa.field("prompt_ids", _IDS),  # null like prompt_id
+        pa.field("prompt_tokens", pa.int32()),  # null like prompt_id
+        pa.field("max_new_tokens", pa.int32()),  # capped to the room that the context leaves; null like prompt_id
+        pa.field("messages", pa.string()),  # JSON: the messages that this turn adds before its answer
+        pa.field("tools", pa.string()),  # JSON: tool declarations, or null
     ]
 )
 
 REJECTS = pa.schema(
     [
-        ("source_file", pa.string()),
-        ("record", pa.int64()),  # 1-based in its file
-        ("byte_offset", pa.int64()),  # of the record's first byte in the decompressed file; null where unknown
-        ("source_id", pa.string()),
-        ("reason", pa.string()),  # one of reading.reasons.RejectReason
-        ("detail", pa.string()),
-        ("excerpt", pa.string()),
+        pa.field("source_file", pa.string()),
+        pa.field("record", pa.int64()),  # 1-based in its file
+        pa.field("byte_offset", pa.int64()),  # of the record's first byte in the decompressed file; null where unknown
+        pa.field("source_id", pa.string()),
+        pa.field("reason", pa.string()),  # one of reading.reasons.RejectReason
+        pa.field("detail", pa.string()),
+        pa.field("excerpt", pa.string()),
     ]
 )
 
 COMPLETIONS = pa.schema(
     [
-        ("prompt_id", pa.string()),
-        ("conversation_id", pa.string()),
-        ("source_id", pa.string()),
-        ("turn", pa.int16()),
-        ("status", pa.string()),  # 'ok' | 'failed'
-        ("reason", pa.string()),  # null when ok
-        ("prompt_ids", _IDS),
-        ("output_ids", _IDS),
-        ("text", pa.string()),
-        ("finish_reason", pa.string()),  # 'stop' | 'length' | null
-        ("prompt_tokens", pa.int32()),
-        ("completion_tokens", pa.int32()),
-        ("accept_length", pa.float64()),
-        ("attempts", pa.int16()),
-        ("server", pa.string()),
-        ("latency_s", pa.float64()),
-        ("finished_at", pa.timestamp("ms", tz="UTC")),
-        ("reused_from", pa.string()),
+        pa.field("prompt_id", pa.string()),
+        pa.field("conversation_id", pa.string()),
+        pa.field("source_id", pa.string()),
+        pa.field("turn", pa.int16()),
+        pa.field("status", pa.string()),  # 'ok' | 'failed'
+        pa.field("reason", pa.string()),  # null when ok
+        pa.field("prompt_ids", _IDS),
+        pa.field("output_ids", _IDS),
+        pa.field("text", pa.string()),
+        pa.field("finish_reason", pa.string()),  # 'stop' | 'length' | null
+        pa.field("prompt_tokens", pa.int32()),
+        pa.field("completion_tokens", pa.int32()),
+        pa.field("accept_length", pa.float64()),
+        pa.field("attempts", pa.int16()),
+        pa.field("server", pa.string()),
+        pa.field("latency_s", pa.float64()),
+        pa.field("finished_at", pa.timestamp("ms", tz="UTC")),
+        pa.field("reused_from", pa.string()),
     ]
 )
 
 TOKENS = pa.schema(
     [
-        ("prompt_id", pa.string()),
-        ("conversation_id", pa.string()),
-        ("source_id", pa.string()),
-        ("turn", pa.int16()),
-        ("input_ids", _IDS),
-        ("loss_mask", pa.list_(pa.uint8())),
-        ("prompt_len", pa.int32()),
-        ("seq_len", pa.int32()),
-        ("finish_reason", pa.string()),
-        ("accept_length", pa.float64()),
-        ("reused_from", pa.string()),
+        pa.field("prompt_id", pa.string()),
+        pa.field("conversation_id", pa.string()),
+        pa.field("source_id", pa.string()),
+        pa.field("turn", pa.int16()),
+        pa.field("input_ids", _IDS),
+        pa.field("loss_mask", pa.list_(pa.uint8())),
+        pa.field("prompt_len", pa.int32()),
+        pa.field("seq_len", pa.int32()),
+        pa.field("finish_reason", pa.string()),
+        pa.field("accept_length", pa.float64()),
+        pa.field("reused_from", pa.string()),
     ]
 )
 

