@@ -1,0 +1,21 @@
+"""The engine that a config names."""
+
+from __future__ import annotations
+
+from shardmill.engines.base import Engine
+from shardmill.errors import SettingsError
+
+
+def engine(name: str, api_key: str | None = None) -> Engine:
+    """`name` as in servers.engine; `api_key` is sent as a bearer token and shown nowhere."""
+    match name:
+        case "sglang":
+            from shardmill.engines.sglang import SGLang
+
+            return SGLang(api_key)
+        case "llamacpp":
+            from shardmill.engines.llamacpp import LlamaCpp
+
+            return LlamaCpp(api_key)
+        case _:
+            raise SettingsError(f"Setting servers.engine is {name}, but only sglang and llamacpp are known.")
