@@ -69,6 +69,11 @@ class BuildPaths:
         return self.root / "quality" / "report.html"
 
     @property
+    def card(self) -> Path:
+        """The dataset card, so that the folder can be uploaded to a hub as it is."""
+        return self.root / "README.md"
+
+    @property
     def catalog(self) -> Path:
         return self.root / "catalog.duckdb"
 
@@ -95,13 +100,19 @@ class BuildPaths:
         """The plan of the run at work, frozen for processes that parse the workflow again."""
         return self.run / "plan.json"
 
-    @property
-    def gate_passed(self) -> Path:
-        return self.run / "gate.passed"
+    def gate_passed(self, key: str) -> Path:
+        """There when the pilot passed the checks of `plan.checks_key`."""
+        return self.run / f"gate-{key}.passed"
 
-    @property
-    def quality_passed(self) -> Path:
-        return self.run / "quality.passed"
+    def pilot_checked(self, key: str) -> Path:
+        return self.run / f"pilot-{key}.checked"
+
+    def quality_checked(self, key: str) -> Path:
+        return self.run / f"quality-{key}.checked"
+
+    def quality_passed(self, key: str) -> Path:
+        """There when the whole build passed the checks of `plan.checks_key`."""
+        return self.run / f"quality-{key}.passed"
 
     def journal(self, shard: str) -> Path:
         return self.run / "journals" / f"{shard}.jsonl"

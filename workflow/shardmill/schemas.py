@@ -13,69 +13,66 @@ from shardmill.files import atomic_path
 
 _IDS = pa.list_(pa.int32())
 
-PROMPTS = pa.schema(
-    [
-        pa.field("prompt_id", pa.string()),  # null for a turn whose prompt depends on an answer not yet given
-        pa.field("conversation_id", pa.string()),
-        pa.field("source_id", pa.string()),
-        pa.field("turn", pa.int16()),
-        pa.field("prompt_ids", _IDS),  # null like prompt_id
-        pa.field("prompt_tokens", pa.int32()),  # null like prompt_id
-        pa.field("max_new_tokens", pa.int32()),  # capped to the room that the context leaves; null like prompt_id
-        pa.field("messages", pa.string()),  # JSON: the messages that this turn adds before its answer
-        pa.field("tools", pa.string()),  # JSON: tool declarations, or null
-    ]
+
+def _schema(*fields: pa.Field[Any]) -> pa.Schema:
+    return pa.schema(list(fields))
+
+
+PROMPTS = _schema(
+    pa.field("prompt_id", pa.string()),  # null for a turn whose prompt depends on an answer not yet given
+    pa.field("conversation_id", pa.string()),
+    pa.field("source_id", pa.string()),
+    pa.field("turn", pa.int16()),
+    pa.field("prompt_ids", _IDS),  # null like prompt_id
+    pa.field("prompt_tokens", pa.int32()),  # null like prompt_id
+    pa.field("max_new_tokens", pa.int32()),  # capped to the room that the context leaves; null like prompt_id
+    pa.field("messages", pa.string()),  # JSON: the messages that this turn adds before its answer
+    pa.field("tools", pa.string()),  # JSON: tool declarations, or null
 )
 
-REJECTS = pa.schema(
-    [
-        pa.field("source_file", pa.string()),
-        pa.field("record", pa.int64()),  # 1-based in its file
-        pa.field("byte_offset", pa.int64()),  # of the record's first byte in the decompressed file; null where unknown
-        pa.field("source_id", pa.string()),
-        pa.field("reason", pa.string()),  # one of reading.reasons.RejectReason
-        pa.field("detail", pa.string()),
-        pa.field("excerpt", pa.string()),
-    ]
+REJECTS = _schema(
+    pa.field("source_file", pa.string()),
+    pa.field("record", pa.int64()),  # 1-based in its file
+    pa.field("byte_offset", pa.int64()),  # of the record's first byte in the decompressed file; null where unknown
+    pa.field("source_id", pa.string()),
+    pa.field("reason", pa.string()),  # one of reading.reasons.RejectReason
+    pa.field("detail", pa.string()),
+    pa.field("excerpt", pa.string()),
 )
 
-COMPLETIONS = pa.schema(
-    [
-        pa.field("prompt_id", pa.string()),
-        pa.field("conversation_id", pa.string()),
-        pa.field("source_id", pa.string()),
-        pa.field("turn", pa.int16()),
-        pa.field("status", pa.string()),  # 'ok' | 'failed'
-        pa.field("reason", pa.string()),  # null when ok
-        pa.field("prompt_ids", _IDS),
-        pa.field("output_ids", _IDS),
-        pa.field("text", pa.string()),
-        pa.field("finish_reason", pa.string()),  # 'stop' | 'length' | null
-        pa.field("prompt_tokens", pa.int32()),
-        pa.field("completion_tokens", pa.int32()),
-        pa.field("accept_length", pa.float64()),
-        pa.field("attempts", pa.int16()),
-        pa.field("server", pa.string()),
-        pa.field("latency_s", pa.float64()),
-        pa.field("finished_at", pa.timestamp("ms", tz="UTC")),
-        pa.field("reused_from", pa.string()),
-    ]
+COMPLETIONS = _schema(
+    pa.field("prompt_id", pa.string()),
+    pa.field("conversation_id", pa.string()),
+    pa.field("source_id", pa.string()),
+    pa.field("turn", pa.int16()),
+    pa.field("status", pa.string()),  # 'ok' | 'failed'
+    pa.field("reason", pa.string()),  # null when ok
+    pa.field("prompt_ids", _IDS),
+    pa.field("output_ids", _IDS),
+    pa.field("text", pa.string()),
+    pa.field("finish_reason", pa.string()),  # 'stop' | 'length' | null
+    pa.field("prompt_tokens", pa.int32()),
+    pa.field("completion_tokens", pa.int32()),
+    pa.field("accept_length", pa.float64()),
+    pa.field("attempts", pa.int16()),
+    pa.field("server", pa.string()),
+    pa.field("latency_s", pa.float64()),
+    pa.field("finished_at", pa.timestamp("ms", tz="UTC")),
+    pa.field("reused_from", pa.string()),
 )
 
-TOKENS = pa.schema(
-    [
-        pa.field("prompt_id", pa.string()),
-        pa.field("conversation_id", pa.string()),
-        pa.field("source_id", pa.string()),
-        pa.field("turn", pa.int16()),
-        pa.field("input_ids", _IDS),
-        pa.field("loss_mask", pa.list_(pa.uint8())),
-        pa.field("prompt_len", pa.int32()),
-        pa.field("seq_len", pa.int32()),
-        pa.field("finish_reason", pa.string()),
-        pa.field("accept_length", pa.float64()),
-        pa.field("reused_from", pa.string()),
-    ]
+TOKENS = _schema(
+    pa.field("prompt_id", pa.string()),
+    pa.field("conversation_id", pa.string()),
+    pa.field("source_id", pa.string()),
+    pa.field("turn", pa.int16()),
+    pa.field("input_ids", _IDS),
+    pa.field("loss_mask", pa.list_(pa.uint8())),
+    pa.field("prompt_len", pa.int32()),
+    pa.field("seq_len", pa.int32()),
+    pa.field("finish_reason", pa.string()),
+    pa.field("accept_length", pa.float64()),
+    pa.field("reused_from", pa.string()),
 )
 
 # Small row groups keep a reader's memory low and stay far below 2^31 list elements.

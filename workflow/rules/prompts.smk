@@ -1,0 +1,16 @@
+"""Dataset to prompts: one job that writes the shards still to be answered, and what was rejected and why."""
+
+
+rule make_prompts:
+    input:
+        dataset=[ancient(str(file)) for file in RUN.digests.dataset_files],
+    output:
+        shards=each(BUILD.prompts, PLAN.prompts),
+        rejects=str(BUILD.rejects),
+    log:
+        str(BUILD.logs / "prompts.log"),
+    benchmark:
+        str(BUILD.logs / "prompts.tsv")
+    threads: workflow.cores
+    shell:
+        STEP + " prompts --threads {threads}"

@@ -1,0 +1,46 @@
+"""The whole build: its checks, its report, and last the verdict, so that a build that fails can be read about."""
+
+
+rule check_build:
+    input:
+        manifests=each(BUILD.manifest, PLAN.unfinished),
+    output:
+        report=str(BUILD.quality_report),
+        checked=touch(str(BUILD.quality_checked(PLAN.checks_key))),
+    log:
+        str(BUILD.logs / "check_build.log"),
+    benchmark:
+        str(BUILD.logs / "check_build.tsv")
+    shell:
+        STEP + " check-build"
+
+
+rule report:
+    input:
+        report=str(BUILD.quality_report),
+        checked=str(BUILD.quality_checked(PLAN.checks_key)),
+    output:
+        page=report(str(BUILD.report_page), category="Build"),
+        catalog=str(BUILD.catalog),
+        card=str(BUILD.card),
+    log:
+        str(BUILD.logs / "report.log"),
+    benchmark:
+        str(BUILD.logs / "report.tsv")
+    shell:
+        STEP + " report"
+
+
+rule verdict:
+    input:
+        report=str(BUILD.quality_report),
+        page=str(BUILD.report_page),
+        catalog=str(BUILD.catalog),
+    output:
+        touch(str(BUILD.quality_passed(PLAN.checks_key))),
+    log:
+        str(BUILD.logs / "verdict.log"),
+    benchmark:
+        str(BUILD.logs / "verdict.tsv")
+    shell:
+        STEP + " verdict {input.report}"

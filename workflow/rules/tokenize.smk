@@ -1,0 +1,17 @@
+"""Completions to training rows: validated, with ids and a loss mask of the same length."""
+
+
+rule tokenize:
+    input:
+        str(BUILD.completions("{shard}")),
+    output:
+        str(BUILD.tokens("{shard}")),
+    log:
+        str(BUILD.logs / "tokenize" / "{shard}.log"),
+    benchmark:
+        str(BUILD.logs / "tokenize" / "{shard}.tsv")
+    wildcard_constraints:
+        shard=pattern(PLAN.tokenize),
+    priority: 1
+    shell:
+        STEP + " tokenize {wildcards.shard}"

@@ -1,0 +1,3 @@
+from shardmill.cli import main
+
+main()

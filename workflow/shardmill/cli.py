@@ -1,0 +1,61 @@
+"""The `shardmill` command. Subcommands are imported when they are called, so that a build's job starts fast."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from shardmill import __version__
+from shardmill.errors import ShardmillError
+
+# Command -> module and attribute of its click command.
+_COMMANDS = {
+    "doctor": "shardmill.cli_info:doctor",
+    "inventory": "shardmill.cli_store:inventory",
+    "plan": "shardmill.cli_info:plan",
+    "pull": "shardmill.cli_store:pull",
+    "query": "shardmill.cli_info:query",
+    "servers": "shardmill.cli_servers:servers",
+    "status": "shardmill.cli_info:status",
+    "step": "shardmill.cli_steps:step",
+    "verify": "shardmill.cli_store:verify",
+}
+_HIDDEN = {"step"}
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands by name and imports one only when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_COMMANDS.keys() - _HIDDEN)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, attribute = _COMMANDS[cmd_name].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__)
+def cli() -> None:
+    """What is not a build step. The build itself is `snakemake --cores 7`.
+
+    Commands act on --build (default: results/latest) with the settings that it last ran with, or on --configfile.
+    Exit codes: 0 well, 1 a problem was found, 2 used wrongly.
+    """
+
+
+def main() -> None:
+    try:
+        cli(standalone_mode=True)
+    except ShardmillError as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # The reader (head, less) has seen enough.
+        sys.stderr.close()
+        sys.exit(0)

@@ -1,0 +1,158 @@
+"""`shardmill step …`: one command for each rule of the workflow. Each reads the build's settings and calls one function."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from shardmill.errors import ShardmillError
+from shardmill.files import read_json
+from shardmill.paths import BuildPaths
+from shardmill.settings import Settings, resolve
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    build: BuildPaths
+    settings: Settings
+
+
+@click.group()
+@click.option("--build", "root", type=click.Path(path_type=Path), required=True, help="The build's folder.")
+@click.option("--log", "log", type=click.Path(path_type=Path), default=None, help="Where the job's log goes.")
+@click.pass_context
+def step(context: click.Context, root: Path, log: Path | None) -> None:
+    """Steps of the workflow, as its rules call them."""
+    build = BuildPaths(root)
+    _log_to(log)
+    if not build.settings.exists():
+        raise ShardmillError(f"{build.settings} is missing: start this step by a run of snakemake, not by hand.")
+    context.obj = Job(build, resolve(read_json(build.settings)))
+
+
+@step.command()
+@click.option("--threads", type=int, default=1)
+@click.pass_obj
+def prompts(job: Job, threads: int) -> None:
+    """Dataset to prompts."""
+    from shardmill.plan import Plan
+    from shardmill.prompts import make_prompts
+    from shardmill.store.publish import publish_files
+
+    make_prompts(job.settings, job.build, Plan.load(job.build.plan).prompts, workers=threads)
+    publish_files(job.settings, job.build, [job.build.build_json, job.build.rejects])
+
+
+@step.command()
+@click.argument("shard")
+@click.pass_obj
+def generate(job: Job, shard: str) -> None:
+    """Prompts of a shard to completions."""
+    from shardmill.generate.job import generate_shard
+
+    generate_shard(job.settings, job.build, shard)
+
+
+@step.command()
+@click.argument("shard")
+@click.pass_obj
+def tokenize(job: Job, shard: str) -> None:
+    """Completions of a shard to training rows."""
+    from shardmill.tokens import tokenize_shard
+
+    tokenize_shard(job.build, shard)
+
+
+@step.command()
+@click.argument("shard")
+@click.pass_obj
+def publish(job: Job, shard: str) -> None:
+    """Checks a shard, uploads it, and writes its manifest."""
+    from shardmill.quality.run import check_shard, render_verdict
+    from shardmill.store.publish import publish_shard
+
+    report = check_shard(job.build, job.settings, shard)
+    if not report["passed"]:
+        raise ShardmillError(f"Shard {shard} fails its checks and is not published.\n{render_verdict(report)}")
+    publish_shard(job.settings, job.build, shard)
+
+
+@step.command()
+@click.argument("shard")
+@click.pass_obj
+def restore(job: Job, shard: str) -> None:
+    """A finished shard from S3 to this machine."""
+    from shardmill.store.restore import restore_shard
+
+    restore_shard(job.settings, job.build, shard)
+
+
+@step.command("check-pilot")
+@click.pass_obj
+def check_pilot(job: Job) -> None:
+    """Checks the pilot shards and writes quality/pilot.json."""
+    from shardmill.plan import Plan
+    from shardmill.quality.run import check_pilot
+    from shardmill.store.publish import publish_files
+
+    check_pilot(job.build, job.settings, list(Plan.load(job.build.plan).pilot))
+    publish_files(job.settings, job.build, [job.build.pilot_report])
+
+
+@step.command("check-build")
+@click.pass_obj
+def check_build(job: Job) -> None:
+    """Checks the whole build and writes quality/report.json."""
+    from shardmill.quality.run import check_build
+
+    check_build(job.build, job.settings)
+
+
+@step.command()
+@click.pass_obj
+def report(job: Job) -> None:
+    """The report page, the catalog and the dataset card."""
+    from shardmill.catalog import write_catalog
+    from shardmill.report import write_card, write_report
+    from shardmill.store.publish import publish_files
+
+    build = job.build
+    write_catalog(build)
+    write_report(build, job.settings)
+    write_card(build, job.settings)
+    publish_files(
+        job.settings, build, [build.build_json, build.quality_report, build.report_page, build.catalog, build.card]
+    )
+
+
+@step.command()
+@click.argument("report", type=click.Path(path_type=Path))
+@click.pass_obj
+def verdict(job: Job, report: Path) -> None:
+    """Fails, with a table, when a report says that its checks did not pass."""
+    from shardmill.quality.run import render_verdict
+
+    checked = read_json(report)
+    click.echo(render_verdict(checked), err=True)
+    if not checked["passed"]:
+        raise ShardmillError(
+            f"The checks in {report} did not pass. Mend what they name, or go on knowingly with quality.override."
+        )
+
+
+def _log_to(log: Path | None) -> None:
+    """Everything to the job's log file; what a person wants to see (warnings, and notes marked `show`) to stderr too."""
+    root = logging.getLogger()
+    root.setLevel(logging.INFO)
+    screen = logging.StreamHandler(sys.stderr)
+    screen.setFormatter(logging.Formatter("%(message)s"))
+    root.addHandler(screen)
+    if log is not None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        file = logging.FileHandler(log, mode="w", encoding="utf-8")
+        file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        root.addHandler(file)

@@ -1,0 +1,115 @@
+"""What a build still needs, decided by content and existence before anything runs (DESIGN.md, Identity).
+
+Snakemake's triggers compare clocks and its own provenance, which a fresh machine lacks. So the plan is made here: a file
+that is there and right is nobody's output in this run, and each rule matches only the shards that the plan gives it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Set
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from shardmill.files import read_json, sha256_json, write_json
+from shardmill.paths import BuildPaths, shard_names
+from shardmill.settings import CHECKS, Settings
+from shardmill.store.manifest import manifest_matches
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Shards by what is to be done with them. A finished shard is in none of the lists."""
+
+    shards: tuple[str, ...]
+    pilot: tuple[str, ...]
+    prompts: tuple[str, ...]
+    restore: tuple[str, ...]
+    generate: tuple[str, ...]
+    tokenize: tuple[str, ...]
+    publish: tuple[str, ...]
+    gate: bool
+    quality: bool
+    checks_key: str
+
+    @property
+    def unfinished(self) -> tuple[str, ...]:
+        touched = {*self.restore, *self.publish}
+        return tuple(shard for shard in self.shards if shard in touched)
+
+    def save(self, path: Path) -> None:
+        write_json(path, asdict(self))
+
+    @classmethod
+    def load(cls, path: Path) -> Plan:
+        values: dict[str, Any] = read_json(path)
+        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
+
+
+def make_plan(settings: Settings, build: BuildPaths, published: Callable[[], Set[str]]) -> Plan:
+    """The plan for `build` as it stands on disk.
+
+    `published` gives the shards with a manifest in S3. It is asked only when a shard is missing here, since it costs a
+    listing, and whatever it raises ends the plan: a store that can't be read must not look like an empty one.
+    """
+    shards = tuple(shard_names(settings.prompts.shards))
+    here = {kind: _present(build.root / kind) for kind in ("prompts", "completions", "tokens", "manifests")}
+    complete = {shard for shard in shards if _finished(build, shard, here)}
+    left = [shard for shard in shards if shard not in complete]
+    remote = published() if left and settings.s3.bucket is not None and not settings.s3.offline else frozenset()
+
+    restore = [shard for shard in left if shard in remote]
+    own = [shard for shard in left if shard not in remote]
+    generate = [shard for shard in own if shard not in here["completions"]]
+    made_again = set(generate)
+    tokenize = [shard for shard in own if shard in made_again or shard not in here["tokens"]]
+    pilot = shards[: settings.generate.pilot_shards]
+    key = checks_key(settings)
+    gate_open = build.gate_passed(key).exists()
+    gated = [shard for shard in generate if shard not in pilot]
+    quality = bool(left) or not (
+        build.quality_passed(key).exists() and build.quality_report.exists() and build.report_page.exists()
+    )
+    return Plan(
+        shards=shards,
+        pilot=pilot,
+        prompts=tuple(shard for shard in generate if shard not in here["prompts"]),
+        restore=tuple(restore),
+        generate=tuple(generate),
+        tokenize=tuple(tokenize),
+        publish=tuple(own),
+        gate=bool(pilot) and bool(gated) and (not gate_open or not made_again.isdisjoint(pilot)),
+        quality=quality,
+        checks_key=key,
+    )
+
+
+def checks_key(settings: Settings) -> str:
+    """Changes when a check, a limit or an override does, so that checks are evaluated again and nothing else is."""
+    folders = [CHECKS, *([Path(settings.quality.checks_dir)] if settings.quality.checks_dir else [])]
+    files = {f"{index}/{path.name}": path.read_text() for index, folder in enumerate(folders) for path in _sql(folder)}
+    return sha256_json({"checks": files, "quality": asdict(settings.quality)})[:10]
+
+
+def pattern(shards: tuple[str, ...]) -> str:
+    """A wildcard constraint that matches these shards and, when there are none, nothing."""
+    return "|".join(re.escape(shard) for shard in shards) or "(?!)"
+
+
+def _finished(build: BuildPaths, shard: str, here: dict[str, set[str]]) -> bool:
+    if any(shard not in here[kind] for kind in ("completions", "tokens", "manifests")):
+        return False
+    return manifest_matches(build, shard)
+
+
+def _present(folder: Path) -> set[str]:
+    try:
+        return {name.partition(".")[0] for name in os.listdir(folder) if not name.startswith(".")}
+    except FileNotFoundError:
+        return set()
+
+
+def _sql(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.sql"))

@@ -1,0 +1,138 @@
+"""One run of the workflow: which build it makes, what is left to do, and the lock that it holds while it does it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NoReturn
+
+from shardmill import __version__
+from shardmill.digests import UNKNOWN, InputDigests, input_digests
+from shardmill.errors import DataError, ShardmillError
+from shardmill.files import read_json, write_json
+from shardmill.identity import build_id, build_identity
+from shardmill.paths import BuildPaths
+from shardmill.plan import Plan, make_plan
+from shardmill.runlock import RunLock
+from shardmill.settings import Settings, resolve
+
+_VERSIONS = ("snakemake", "pyarrow", "duckdb", "transformers", "tokenizers", "boto3")
+
+
+@dataclass
+class Run:
+    """What the Snakefile works with. `start` is called once, by a run that is not a dry one."""
+
+    settings: Settings
+    build: BuildPaths
+    identity: dict[str, Any]
+    digests: InputDigests
+    plan: Plan
+    _lock: RunLock | None = None
+
+    def start(self) -> None:
+        """Takes the build's lock, and writes down what this run goes by before its first job."""
+        try:
+            self._start()
+        except ShardmillError as error:
+            _stop(error)
+
+    def _start(self) -> None:
+        if self.digests.missing and (self.plan.prompts or self.digests.tokenizer == UNKNOWN):
+            raise DataError(self.digests.missing[0])
+        self._lock = RunLock.acquire(self.build.lock, command=shlex.join(sys.argv))
+        build = self.build
+        for stale in self._stale_verdicts():
+            stale.unlink(missing_ok=True)
+        write_json(build.settings, self.settings.as_dict())
+        self.plan.save(build.plan)
+        _write_build_json(build, self.identity)
+        _point_latest(build)
+
+    def _stale_verdicts(self) -> list[Path]:
+        """Verdicts about shards that this run makes again: it may be killed before it judges them anew."""
+        stale = list(self.build.run.glob("quality-*")) if self.plan.unfinished else []
+        if not set(self.plan.pilot).isdisjoint(self.plan.generate):
+            stale += [*self.build.run.glob("gate-*"), *self.build.run.glob("pilot-*")]
+        return stale
+
+    def succeeded(self) -> None:
+        sys.stderr.write(
+            f"Build {self.build.name} is complete.\n"
+            f"  report   {self.build.report_page}\n"
+            f"  rows     {self.build.root / 'tokens'}\n"
+            f'  catalog  {self.build.catalog}   (shardmill query "from completions limit 5")\n'
+        )
+
+    def failed(self) -> None:
+        sys.stderr.write(
+            f"Build {self.build.name} stopped; what is finished is kept, and the next run goes on from there. "
+            f"Its logs are in {self.build.logs}.\n"
+        )
+
+
+def open_run(config: Mapping[str, Any], frozen: bool) -> Run:
+    """Reads the settings, finds the build that they name, and plans it.
+
+    `frozen`: this process parses the workflow again for a job of a run that is at work, and takes that run's plan.
+    Ends the process with one sentence where the config is wrong or the dataset is missing.
+    """
+    try:
+        return _open_run(resolve(config), Path.cwd(), frozen)
+    except ShardmillError as error:
+        _stop(error)
+
+
+def _open_run(settings: Settings, base: Path, frozen: bool) -> Run:
+    digests = input_digests(settings, base)
+    identity = build_identity(settings, digests.dataset, digests.tokenizer, digests.chat_template)
+    build = BuildPaths(Path(settings.results) / f"{settings.name}-{build_id(identity)}")
+    if frozen:
+        plan = Plan.load(build.plan)
+    else:
+        plan = make_plan(settings, build, lambda: _published(settings, build))
+    return Run(settings, build, identity, digests, plan)
+
+
+def _published(settings: Settings, build: BuildPaths) -> Set[str]:
+    from shardmill.store.listing import published_shards
+
+    return published_shards(settings, build)
+
+
+def _write_build_json(build: BuildPaths, identity: dict[str, Any]) -> None:
+    known = read_json(build.build_json) if build.build_json.exists() else {}
+    versions = {"shardmill": __version__, "python": platform.python_version()}
+    versions |= {name: version(name) for name in _VERSIONS}
+    write_json(
+        build.build_json,
+        {
+            "build": build.name,
+            "id": build.name.rpartition("-")[2],
+            "identity": identity,
+            "versions": versions,
+            "created_at": known.get("created_at") or datetime.now(UTC).isoformat(timespec="seconds"),
+            "model": known.get("model"),
+            "counts": known.get("counts"),
+        },
+    )
+
+
+def _point_latest(build: BuildPaths) -> None:
+    latest = build.root.parent / "latest"
+    temporary = latest.with_name(f".latest.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(build.name)
+    temporary.replace(latest)
+
+
+def _stop(error: ShardmillError) -> NoReturn:
+    sys.stderr.write(f"Error: {error}\n")
+    raise SystemExit(1)
