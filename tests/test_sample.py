@@ -182,9 +182,9 @@ def test_user_texts_are_distinct_and_shapes_are_many(
 def test_no_conversation_outgrows_a_slot_of_the_embedded_server(
     read: Read,
 ) -> None:
-    # A rough count of SmolLM2's ids without its tokenizer: one for 2.5 bytes of ASCII, one a byte elsewhere, 5 a turn, and
-    # the default system turn. Held against the tokenizer once, it was at most 26 ids too low for any conversation here; a
-    # slot has 2,048, of which 96 are for the answer.
+    # A rough count of SmolLM2's ids without its tokenizer: one for 2.5 bytes of ASCII, one a byte elsewhere, 5 a turn,
+    # and the default system turn. Held against the tokenizer once, it was at most 26 ids too low for any conversation
+    # here; a slot has 2,048, of which 96 are for the answer.
     good, _ = read
     for name, turns in good.items():
         text = "".join(text or "" for _, text in turns)
