@@ -1,4 +1,4 @@
-"""`shardmill step …`: one command for each rule of the workflow. Each reads the build's settings and calls one function."""
+"""`shardmill step …`: a command for each rule of the workflow, which reads the build's settings and calls one function."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def verdict(job: Job, report: Path) -> None:
 
 
 def _log_to(log: Path | None) -> None:
-    """Everything to the job's log file; what a person wants to see (warnings, and notes marked `show`) to stderr too."""
+    """Notes and warnings of a job go to its log file and, short, to the screen."""
     root = logging.getLogger()
     root.setLevel(logging.INFO)
     screen = logging.StreamHandler(sys.stderr)

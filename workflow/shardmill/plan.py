@@ -1,12 +1,11 @@
 """What a build still needs, decided by content and existence before anything runs (DESIGN.md, Identity).
 
-Snakemake's triggers compare clocks and its own provenance, which a fresh machine lacks. So the plan is made here: a file
-that is there and right is nobody's output in this run, and each rule matches only the shards that the plan gives it.
+Snakemake's triggers compare clocks and its own provenance, which a fresh machine lacks. So the plan is made here: a
+file that is there and right is nobody's output in this run, and a rule matches only the shards that the plan gives it.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Set
 from dataclasses import asdict, dataclass
@@ -45,7 +44,9 @@ class Plan:
     @classmethod
     def load(cls, path: Path) -> Plan:
         values: dict[str, Any] = read_json(path)
-        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
+        for key, value in values.items():
+            values[key] = tuple(value) if isinstance(value, list) else value
+        return cls(**values)
 
 
 def make_plan(settings: Settings, build: BuildPaths, published: Callable[[], Set[str]]) -> Plan:
@@ -106,7 +107,7 @@ def _finished(build: BuildPaths, shard: str, here: dict[str, set[str]]) -> bool:
 
 def _present(folder: Path) -> set[str]:
     try:
-        return {name.partition(".")[0] for name in os.listdir(folder) if not name.startswith(".")}
+        return {path.name.partition(".")[0] for path in folder.iterdir() if not path.name.startswith(".")}
     except FileNotFoundError:
         return set()
 

@@ -17,10 +17,10 @@ from shardmill import __version__
 from shardmill.digests import UNKNOWN, InputDigests, input_digests
 from shardmill.errors import DataError, ShardmillError
 from shardmill.files import read_json, write_json
+from shardmill.fleet.runlock import RunLock, acquire, myself
 from shardmill.identity import build_id, build_identity
 from shardmill.paths import BuildPaths
 from shardmill.plan import Plan, make_plan
-from shardmill.runlock import RunLock
 from shardmill.settings import Settings, resolve
 
 _VERSIONS = ("snakemake", "pyarrow", "duckdb", "transformers", "tokenizers", "boto3")
@@ -47,7 +47,8 @@ class Run:
     def _start(self) -> None:
         if self.digests.missing and (self.plan.prompts or self.digests.tokenizer == UNKNOWN):
             raise DataError(self.digests.missing[0])
-        self._lock = RunLock.acquire(self.build.lock, command=shlex.join(sys.argv))
+        command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+        self._lock = acquire(self.build.lock, myself(command))
         build = self.build
         for stale in self._stale_verdicts():
             stale.unlink(missing_ok=True)
