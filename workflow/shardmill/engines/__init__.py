@@ -5,23 +5,26 @@ from shardmill.engines.base import (
     Engine,
     Fault,
     PromptRefused,
+    Refusal,
     Request,
     SamplingParams,
     ServerFault,
     ServerInfo,
     ServerLoad,
 )
-from shardmill.engines.choose import engine
+from shardmill.engines.choose import engine, new_session
 
 __all__ = [
     "Answer",
     "Engine",
     "Fault",
     "PromptRefused",
+    "Refusal",
     "Request",
     "SamplingParams",
     "ServerFault",
     "ServerInfo",
     "ServerLoad",
     "engine",
+    "new_session",
 ]

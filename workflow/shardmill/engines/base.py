@@ -47,11 +47,20 @@ class ServerFault(Exception):
         self.detail = detail
 
 
-class PromptRefused(Exception):
-    """The server refuses this prompt and would always (longer than the context). `detail` is its own message."""
+class Refusal(StrEnum):
+    """Why a server refuses a prompt."""
 
-    def __init__(self, detail: str) -> None:
+    TOO_LONG = "too_long"  # the prompt alone is longer than the server's context
+    NO_ROOM = "no_room"  # prompt and max_new_tokens together are: fewer new tokens may still fit
+    OTHER = "other"  # a 400 in words that nobody here knows
+
+
+class PromptRefused(Exception):
+    """A 400 that is about this prompt: no server with the same model would take it. `detail` is the server's words."""
+
+    def __init__(self, refusal: Refusal, detail: str) -> None:
         super().__init__(detail)
+        self.refusal = refusal
         self.detail = detail
 
 

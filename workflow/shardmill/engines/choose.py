@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from shardmill.engines.base import Engine
 from shardmill.errors import SettingsError
+
+if TYPE_CHECKING:
+    import aiohttp
 
 
 def engine(name: str, api_key: str | None = None) -> Engine:
@@ -19,3 +24,10 @@ def engine(name: str, api_key: str | None = None) -> Engine:
             return LlamaCpp(api_key)
         case _:
             raise SettingsError(f"Setting servers.engine is {name}, but only sglang and llamacpp are known.")
+
+
+def new_session() -> aiohttp.ClientSession:
+    """The one HTTP session of a job or of the fleet; close it when done. Must be called inside a running loop."""
+    from shardmill.engines import http
+
+    return http.new_session()
