@@ -1,4 +1,4 @@
-"""`shardmill step …`: a command for each rule of the workflow, which reads the build's settings and calls one function."""
+"""`shardmill step …`: a command for each rule, which reads the build's settings and calls one function."""
 
 from __future__ import annotations
 

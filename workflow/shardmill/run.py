@@ -86,20 +86,30 @@ def open_run(config: Mapping[str, Any], frozen: bool) -> Run:
     Ends the process with one sentence where the config is wrong or the dataset is missing.
     """
     try:
-        return _open_run(resolve(config), Path.cwd(), frozen)
+        return plan_run(resolve(config), Path.cwd(), frozen)
     except ShardmillError as error:
         _stop(error)
 
 
-def _open_run(settings: Settings, base: Path, frozen: bool) -> Run:
-    digests = input_digests(settings, base)
-    identity = build_identity(settings, digests.dataset, digests.tokenizer, digests.chat_template)
-    build = BuildPaths(Path(settings.results) / f"{settings.name}-{build_id(identity)}")
+def find_build(settings: Settings, base: Path) -> BuildPaths:
+    """The build that settings name, whether anything of it is there or not."""
+    return _identify(settings, base)[0]
+
+
+def plan_run(settings: Settings, base: Path, frozen: bool = False) -> Run:
+    """The build that settings name and what is left to do for it. Reads, and changes nothing."""
+    build, identity, digests = _identify(settings, base)
     if frozen:
         plan = Plan.load(build.plan)
     else:
         plan = make_plan(settings, build, lambda: _published(settings, build))
     return Run(settings, build, identity, digests, plan)
+
+
+def _identify(settings: Settings, base: Path) -> tuple[BuildPaths, dict[str, Any], InputDigests]:
+    digests = input_digests(settings, base)
+    identity = build_identity(settings, digests.dataset, digests.tokenizer, digests.chat_template)
+    return BuildPaths(Path(settings.results) / f"{settings.name}-{build_id(identity)}"), identity, digests
 
 
 def _published(settings: Settings, build: BuildPaths) -> Set[str]:

@@ -1,0 +1,65 @@
+"""What the commands of `shardmill` share: which build they act on, and with which settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from shardmill.errors import UsageError
+from shardmill.files import read_json
+from shardmill.paths import BuildPaths
+from shardmill.settings import Settings, load, resolve
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A build and the settings that it last ran with, or those of the config files given."""
+
+    build: BuildPaths
+    settings: Settings
+
+
+def build_options(command: Command) -> Command:
+    """The options --build and --configfile, as every command takes them."""
+    command = click.option(
+        "--configfile",
+        "configfiles",
+        type=click.Path(path_type=Path),
+        multiple=True,
+        help="Act on the build that config/config.yaml with this laid over it makes. Can be given several times.",
+    )(command)
+    return click.option(
+        "--build",
+        "root",
+        type=click.Path(path_type=Path),
+        default=None,
+        help="A build's folder.  [default: results/latest]",
+    )(command)
+
+
+def target(root: Path | None, configfiles: tuple[Path, ...]) -> Target:
+    """The build that the options name. Raises UsageError when there is none."""
+    if root is not None and configfiles:
+        raise UsageError("Give --build or --configfile, not both.")
+    if configfiles:
+        return _from_config(configfiles)
+    root = root or Path("results/latest")
+    build = BuildPaths(root.resolve() if root.is_symlink() else root)
+    if not build.settings.exists():
+        raise UsageError(
+            f"{root} is not a build's folder: run `snakemake --cores 7` first, or name one with --build or --configfile."
+        )
+    return Target(build, resolve(read_json(build.settings)))
+
+
+def _from_config(configfiles: tuple[Path, ...]) -> Target:
+    from shardmill.run import find_build
+
+    settings = load(*configfiles)
+    return Target(find_build(settings, Path.cwd()), settings)
