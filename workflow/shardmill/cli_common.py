@@ -53,7 +53,7 @@ def target(root: Path | None, configfiles: tuple[Path, ...]) -> Target:
     build = BuildPaths(root.resolve() if root.is_symlink() else root)
     if not build.settings.exists():
         raise UsageError(
-            f"{root} is not a build's folder: run `snakemake --cores 7` first, or name one with --build or --configfile."
+            f"{root} is not a build's folder: run `snakemake --cores 7`, or name one with --build or --configfile."
         )
     return Target(build, resolve(read_json(build.settings)))
 

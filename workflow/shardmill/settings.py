@@ -207,7 +207,9 @@ def _check_schema(config: dict[str, Any]) -> None:
         key = f"{where}.{unknown}" if where else str(unknown)
         raise SettingsError(f"Unknown setting {key}: {_nearest(str(unknown), known)}.")
     description = error.schema.get("description", "") if isinstance(error.schema, dict) else ""
-    raise SettingsError(f"Setting {where or '(the whole config)'} is wrong: {error.message}. {description}".rstrip())
+    # A value of the wrong form may hold a password, as a URL can: say what it must be like, not what it is.
+    fault = f"it must match {error.validator_value}" if error.validator == "pattern" else error.message
+    raise SettingsError(f"Setting {where or '(the whole config)'} is wrong: {fault}. {description}".rstrip())
 
 
 def _nearest(unknown: str, known: Mapping[str, Any]) -> str:

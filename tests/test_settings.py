@@ -1,0 +1,103 @@
+"""Settings: the schema and its docs, defaults, and refusals that name the key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from workspace import REPO
+
+from shardmill import config_docs, settings
+from shardmill.errors import SettingsError
+
+
+def every_key(node: dict[str, Any], where: str = "") -> list[tuple[str, dict[str, Any]]]:
+    keys = [(f"{where}{key}", child) for key, child in node["properties"].items()]
+    return keys + [pair for key, child in keys if "properties" in child for pair in every_key(child, f"{key}.")]
+
+
+@pytest.mark.parametrize(("key", "node"), every_key(settings.schema()))
+def test_every_key_has_a_description_and_a_default(key: str, node: dict[str, Any]) -> None:
+    assert node["description"].strip().endswith(".") or node["description"].strip().endswith(")")
+    assert "default" in node
+    if "properties" in node:
+        assert node["additionalProperties"] is False
+
+
+def test_settings_survive_the_file_that_jobs_read_them_from() -> None:
+    loaded = settings.load()
+    assert settings.resolve(loaded.as_dict()) == loaded
+
+
+def test_config_readme_is_made_from_the_schema() -> None:
+    assert (REPO / "config" / "README.md").read_text() == config_docs.render(), "run `make docs`"
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "sharegpt.yaml", "qwen3.6-27b-b200.yaml"])
+def test_shipped_configs_are_valid(name: str) -> None:
+    assert settings.load(REPO / "config" / name).name
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"nam": "x"}, ["nam", "name"]),
+        ({"prompts": {"shrads": 3}}, ["prompts.shrads", "shards"]),
+        ({"prompts": {"shards": 0}}, ["prompts.shards"]),
+        ({"prompts": {"shards": "eight"}}, ["prompts.shards"]),
+        ({"prompts": {"turns": "all"}}, ["prompts.turns"]),
+        ({"prompts": None}, ["prompts"]),
+        ({"sampling": {"temperature": "warm"}}, ["sampling.temperature"]),
+        ({"sampling": {"top_k": 0}}, ["sampling.top_k"]),
+        ({"dataset": {"sha256": "abc"}}, ["dataset.sha256"]),
+        ({"dataset": {"path": []}}, ["dataset.path"]),
+        ({"servers": {"launch": False}}, ["servers.launch", "endpoints"]),
+        ({"servers": {"launch": True, "endpoints": ["http://a:1"]}}, ["servers.launch", "endpoints"]),
+        ({"servers": {"engine": "sglang"}}, ["servers.gpus"]),
+        ({"servers": {"endpoints": ["http://user:secret@host:1"]}}, ["servers.endpoints"]),
+        ({"model": {"name": "Qwen/Qwen3-8B"}}, ["servers.engine", "Qwen/Qwen3-8B"]),
+        ({"prompts": {"max_prompt_tokens": 9000}}, ["prompts.max_prompt_tokens", "8192"]),
+        ({"generate": {"pilot_shards": 9}}, ["generate.pilot_shards"]),
+        ({"quality": {"limits": {"no_such_check": 1}}}, ["quality.limits.no_such_check"]),
+        ({"quality": {"override": ["no_such_check"]}}, ["no_such_check", "quality.override"]),
+        ({"quality": {"checks_dir": "/no/such/folder"}}, ["quality.checks_dir"]),
+        ({"s3": {"endpoint_url": "http://host:9000/bucket"}}, ["s3.endpoint_url"]),
+        ({"s3": {"secret_key": "x"}}, ["s3.secret_key"]),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_its_name(config: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(SettingsError) as refused:
+        settings.resolve(config)
+    for word in words:
+        assert word in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_secret_in_an_endpoint_is_not_repeated() -> None:
+    with pytest.raises(SettingsError) as refused:
+        settings.resolve({"servers": {"endpoints": ["http://user:s3cr3t@host:1"]}})
+    assert "s3cr3t" not in str(refused.value)
+
+
+def test_launch_follows_from_the_endpoints() -> None:
+    assert settings.resolve({}).servers.launch
+    assert not settings.resolve({"servers": {"endpoints": ["http://a:1"]}}).servers.launch
+    assert not settings.resolve({"servers": {"endpoints_file": "servers.txt"}}).servers.launch
+
+
+def test_another_model_does_not_inherit_the_embedded_tokenizer() -> None:
+    other = settings.resolve({"model": {"name": "m"}, "servers": {"engine": "sglang", "endpoints": ["http://a:1"]}})
+    assert other.model.tokenizer is None and not other.model.embedded
+
+
+@pytest.mark.parametrize(("text", "words"), [("a: [", "YAML"), ("- a", "mapping"), ("", None)])
+def test_a_broken_config_file_is_one_sentence(tmp_path: Path, text: str, words: str | None) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    if words is None:
+        assert settings.load(file) == settings.load()
+        return
+    with pytest.raises(SettingsError, match=words) as refused:
+        settings.load(file)
+    assert str(file) in str(refused.value) and "\n" not in str(refused.value)
