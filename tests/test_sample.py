@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 
 import pytest
 
+from shardmill.reading.reasons import RejectReason
+
 SAMPLE = Path(__file__).parents[1] / "config" / "sample"
 ROLES = {
     "human": "user",
@@ -56,17 +58,17 @@ def turns_of(record: Any) -> list[Turn]:
     if not isinstance(record, dict):
         raise ValueError("not_an_object")
     if "conversations" not in record and "messages" not in record:
-        raise ValueError("no_conversation")
+        raise ValueError("no_conversations")
     raw = record.get("conversations") or record.get("messages")
     if not raw:
         raise ValueError("empty_conversation")
     if not isinstance(raw, list):
-        raise ValueError("bad_turns")
+        raise ValueError("turns_not_a_list")
     if not all(isinstance(turn, dict) for turn in raw):
-        raise ValueError("bad_turn")
+        raise ValueError("turn_not_an_object")
     names = [(turn.get("from") or turn["role"]).strip().lower() for turn in raw]
     if TOOL_ROLES & set(names):
-        raise ValueError("tool_roles")
+        raise ValueError("tools_not_supported")
     if "tools" in record:
         try:
             json.loads(record["tools"])
@@ -141,6 +143,7 @@ def test_the_readme_names_every_malformed_record(
         names = [name.strip("`") for name in ids.split(", ")]
         assert len(names) == int(count)
         documented.setdefault(reason, []).extend(names)
+    assert set(documented) <= set(RejectReason)
     _, malformed = read
     assert {k: sorted(v) for k, v in documented.items()} == {k: sorted(v) for k, v in malformed.items()}
 
