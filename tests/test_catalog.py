@@ -1,0 +1,106 @@
+"""catalog.duckdb answers from any folder and after a move; `connect` works on a build in any state."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from builds import MadeBuild, good, settings_of
+from shardmill.catalog import connect, write_catalog
+from shardmill.paths import BuildPaths
+from shardmill.schemas import COMPLETIONS, PROMPTS, REJECTS, TOKENS
+
+VIEWS = ("prompts", "rejects", "completions", "tokens", "manifests")
+COUNTS = {"prompts": 6, "rejects": 2, "completions": 6, "tokens": 6, "manifests": 2}
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> BuildPaths:
+    paths = MadeBuild(tmp_path / "made-0123456789", settings_of()).write([good(number) for number in range(6)])
+    write_catalog(paths)
+    return paths
+
+
+def counts_from(cwd: Path, catalog: str) -> str:
+    """Opens `catalog` in a fresh process that was started in `cwd`, as a user's DuckDB is."""
+    code = (
+        "import duckdb, sys; c = duckdb.connect(sys.argv[1], read_only=True); "
+        f"print({{v: c.execute(f'select count(*) from {{v}}').fetchone()[0] for v in {VIEWS!r}}})"
+    )
+    done = subprocess.run([sys.executable, "-c", code, catalog], cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_answers_from_the_builds_folder_and_from_any_other(build: BuildPaths, tmp_path: Path) -> None:
+    assert counts_from(build.root, "catalog.duckdb") == str(COUNTS)
+    assert counts_from(Path("/"), str(build.catalog)) == str(COUNTS)
+    assert counts_from(tmp_path, "made-0123456789/catalog.duckdb") == str(COUNTS)
+
+
+@pytest.mark.parametrize("name", ["moved", "with [brackets] and 'quotes', commas *"])
+def test_answers_after_the_folder_was_moved(build: BuildPaths, tmp_path: Path, name: str) -> None:
+    build.root.rename(tmp_path / name)
+    assert counts_from(Path("/"), str(tmp_path / name / "catalog.duckdb")) == str(COUNTS)
+
+
+def test_answers_through_the_latest_link(build: BuildPaths, tmp_path: Path) -> None:
+    (tmp_path / "latest").symlink_to(build.root.name)
+    assert counts_from(Path("/"), str(tmp_path / "latest" / "catalog.duckdb")) == str(COUNTS)
+    assert counts_from(tmp_path / "latest", "catalog.duckdb") == str(COUNTS)
+
+
+def test_attached_from_the_builds_folder(build: BuildPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(build.root)
+    with duckdb.connect() as connection:
+        connection.execute("ATTACH 'catalog.duckdb' AS build (READ_ONLY)")
+        assert connection.execute("SELECT count(*) FROM build.completions").fetchone() == (6,)
+
+
+def test_holds_no_absolute_path(build: BuildPaths) -> None:
+    assert str(build.root).encode() not in build.catalog.read_bytes()
+
+
+def test_writing_leaves_nothing_else_behind(build: BuildPaths) -> None:
+    left = sorted(os.listdir(build.root))
+    assert left == ["build.json", "catalog.duckdb", "completions", "manifests", "prompts", "run", "tokens"]
+
+
+def test_connect_gives_the_files_columns_and_their_shard(build: BuildPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/")
+    with connect(build) as connection:
+        for view, schema in {"prompts": PROMPTS, "completions": COMPLETIONS, "tokens": TOKENS}.items():
+            names = [row[0] for row in connection.execute(f"DESCRIBE {view}").fetchall()]
+            assert names == [*schema.names, "shard"]
+        assert [row[0] for row in connection.execute("DESCRIBE rejects").fetchall()] == REJECTS.names
+        shards = connection.execute("SELECT shard, count(*) FROM tokens GROUP BY 1 ORDER BY 1").fetchall()
+        assert shards == [("shard-00000-of-00002", 3), ("shard-00001-of-00002", 3)]
+        assert connection.execute("SELECT objects[1].kind FROM manifests").fetchall() == [("tokens",), ("tokens",)]
+
+
+def test_a_kind_without_files_is_an_empty_view_of_the_same_types(build: BuildPaths, tmp_path: Path) -> None:
+    empty = BuildPaths(tmp_path / "nothing-0000000000")
+    with connect(build) as full, connect(empty) as none:
+        for view in VIEWS:
+            described = [row[:2] for row in full.execute(f"DESCRIBE {view}").fetchall()]
+            assert [row[:2] for row in none.execute(f"DESCRIBE {view}").fetchall()] == described
+            assert none.execute(f"SELECT count(*) FROM {view}").fetchone() == (0,)
+
+
+def test_catalog_of_a_build_whose_prompts_are_gone(build: BuildPaths) -> None:
+    shutil.rmtree(build.root / "prompts")
+    write_catalog(build)
+    expected = COUNTS | {"prompts": 0, "rejects": 0}
+    assert counts_from(Path("/"), str(build.catalog)) == str(expected)
+
+
+def test_connect_to_some_shards(build: BuildPaths) -> None:
+    with connect(build, shards=["shard-00001-of-00002"]) as connection:
+        assert connection.execute("SELECT DISTINCT shard FROM completions").fetchall() == [("shard-00001-of-00002",)]
+        assert connection.execute("SELECT count(*) FROM manifests").fetchone() == (1,)
