@@ -12,13 +12,13 @@ from shardmill.errors import ShardmillError
 
 # Command -> module and attribute of its click command.
 _COMMANDS = {
-    "doctor": "shardmill.cli_info:doctor",
+    "doctor": "shardmill.cli_doctor:doctor",
     "inventory": "shardmill.cli_store:inventory",
-    "plan": "shardmill.cli_info:plan",
+    "plan": "shardmill.cli_plan:plan",
     "pull": "shardmill.cli_store:pull",
-    "query": "shardmill.cli_info:query",
+    "query": "shardmill.cli_query:query",
     "servers": "shardmill.cli_servers:servers",
-    "status": "shardmill.cli_info:status",
+    "status": "shardmill.cli_status:status",
     "step": "shardmill.cli_steps:step",
     "verify": "shardmill.cli_store:verify",
 }

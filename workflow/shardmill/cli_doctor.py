@@ -1,0 +1,104 @@
+"""`shardmill doctor`: whether this machine can run the build that the config names, and what to do where it can't."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from shardmill.digests import input_digests
+from shardmill.errors import ShardmillError
+from shardmill.settings import Settings, load
+
+_MIN_DISK = 2e9
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    what: str
+    well: bool
+    detail: str
+
+
+@click.command()
+@click.option(
+    "--configfile", "configfiles", type=click.Path(path_type=Path), multiple=True, help="Laid over config/config.yaml."
+)
+def doctor(configfiles: tuple[Path, ...]) -> None:
+    """Checks environment, inputs, disk, servers and store. Exit code 1 when something needs mending."""
+    findings = list(_findings(load(*configfiles), Path.cwd()))
+    for finding in findings:
+        mark = click.style("ok  ", fg="green") if finding.well else click.style("MEND", fg="red", bold=True)
+        click.echo(f"{mark}  {finding.what:<12} {finding.detail}")
+    faults = sum(not finding.well for finding in findings)
+    click.echo(f"{len(findings)} checked, {faults} to mend")
+    sys.exit(1 if faults else 0)
+
+
+def _findings(settings: Settings, base: Path) -> Iterator[Finding]:
+    yield _python()
+    yield _attempt("inputs", lambda: _inputs(settings, base))
+    yield _disk(base / settings.results)
+    yield _attempt("servers", lambda: _servers(settings))
+    if settings.s3.bucket is not None and not settings.s3.offline:
+        yield _attempt("store", lambda: _store(settings))
+
+
+def _attempt(what: str, look: Callable[[], Finding]) -> Finding:
+    try:
+        return look()
+    except ShardmillError as error:
+        return Finding(what, False, str(error))
+
+
+def _python() -> Finding:
+    version = ".".join(str(part) for part in sys.version_info[:3])
+    return Finding("python", sys.version_info >= (3, 11), f"{version} in {sys.prefix}")
+
+
+def _inputs(settings: Settings, base: Path) -> Finding:
+    digests = input_digests(settings, base)
+    if digests.missing:
+        return Finding("inputs", False, " ".join(digests.missing))
+    size = sum(file.stat().st_size for file in digests.dataset_files)
+    return Finding(
+        "inputs", True, f"{len(digests.dataset_files)} dataset file(s), {size / 1e6:.1f} MB; tokenizer found"
+    )
+
+
+def _disk(results: Path) -> Finding:
+    place = results
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    return Finding("disk", free >= _MIN_DISK, f"{free / 1e9:.1f} GB free for {results}")
+
+
+def _servers(settings: Settings) -> Finding:
+    servers = settings.servers
+    if servers.api_key_env is not None and servers.api_key_env not in os.environ:
+        return Finding("servers", False, f"servers.api_key_env names {servers.api_key_env}, which is not set.")
+    if not servers.launch:
+        return Finding("servers", True, f"endpoints are given; `shardmill servers status` asks them ({servers.engine})")
+    if servers.engine == "llamacpp":
+        found = importlib.util.find_spec("xllamacpp") is not None
+        return Finding("servers", found, "the embedded server is installed" if found else "Run `make venv`.")
+    command = shlex.split(servers.command or "sglang serve")[0]
+    path = shutil.which(command)
+    if path is None:
+        return Finding("servers", False, f"{command} is not found: run `make sglang-venv`, or set servers.command.")
+    return Finding("servers", True, f"{path} on GPUs {', '.join(str(gpu) for gpu in servers.gpus)}")
+
+
+def _store(settings: Settings) -> Finding:
+    from shardmill.store.client import check_access
+
+    check_access(settings)
+    return Finding("store", True, f"bucket {settings.s3.bucket} can be read and written")

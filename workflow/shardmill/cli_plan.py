@@ -1,0 +1,162 @@
+"""`shardmill plan`: what a run would do, why, and what it would cost, before anything is spent."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+import orjson
+
+from shardmill.cli_common import build_options, target
+from shardmill.estimate import Estimate, Known, estimate
+from shardmill.files import read_json
+from shardmill.paths import BuildPaths
+from shardmill.run import Run, plan_run
+from shardmill.schemas import count_rows
+from shardmill.settings import Settings
+
+_UNKNOWN = "not known yet"
+
+
+@click.command()
+@click.option("--mean-tokens", type=float, help="Mean tokens of an answer, where no finished shard tells.")
+@click.option("--tokens-per-s", type=float, help="Tokens a second of one server, where no finished shard tells.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@build_options
+def plan(
+    mean_tokens: float | None,
+    tokens_per_s: float | None,
+    as_json: bool,
+    root: Path | None,
+    configfiles: tuple[Path, ...],
+) -> None:
+    """What a run would restore and generate, the tokens, hours and dollars that it would take."""
+    settings = target(root, configfiles).settings
+    run = plan_run(settings, Path.cwd())
+    known = _known(run, mean_tokens, tokens_per_s)
+    summary = _summary(run, known, estimate(known))
+    if as_json:
+        click.echo(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
+        return
+    for line in _lines(run, summary):
+        click.echo(line)
+
+
+def _known(run: Run, mean_tokens: float | None, tokens_per_s: float | None) -> Known:
+    settings, build = run.settings, run.build
+    measured = _measured(build, run.plan.shards)
+    return Known(
+        prompts_to_generate=_prompts_to_generate(run),
+        mean_output_tokens=mean_tokens if mean_tokens is not None else measured.get("mean_output_tokens"),
+        tokens_per_s_per_server=tokens_per_s if tokens_per_s is not None else measured.get("tokens_per_s"),
+        servers=_server_count(settings),
+        usd_per_gpu_hour=settings.cost.usd_per_gpu_hour,
+        usd_per_gb_month=settings.cost.usd_per_gb_month,
+        mean_prompt_tokens=measured.get("mean_prompt_tokens"),
+        bytes_per_row=measured.get("bytes_per_row"),
+    )
+
+
+def _prompts_to_generate(run: Run) -> int | None:
+    """From build.json's counts or the prompt files' footers; None before the dataset was read."""
+    if not run.plan.generate:
+        return 0
+    counts = read_json(run.build.build_json).get("counts") if run.build.build_json.exists() else None
+    if counts:
+        return sum(counts["prompts_by_shard"][shard] for shard in run.plan.generate)
+    files = [run.build.prompts(shard) for shard in run.plan.generate]
+    return sum(count_rows(file) for file in files) if all(file.exists() for file in files) else None
+
+
+def _measured(build: BuildPaths, shards: tuple[str, ...]) -> dict[str, float]:
+    """Means over at most 50 finished shards of this build; empty when there are none."""
+    done = [shard for shard in shards if build.completions(shard).exists()][:50]
+    if not done:
+        return {}
+    import duckdb
+
+    files = [str(build.completions(shard)) for shard in done]
+    size = sum(build.completions(shard).stat().st_size for shard in done)
+    size += sum(build.tokens(shard).stat().st_size for shard in done if build.tokens(shard).exists())
+    with duckdb.connect() as connection:
+        row = connection.execute(
+            """
+            with ok as (select * from read_parquet(?) where status = 'ok' and reused_from is null),
+                 spans as (
+                   select server, sum(completion_tokens) as tokens,
+                          epoch(max(finished_at)) - epoch(min(finished_at)) + avg(latency_s) as seconds
+                   from ok group by server)
+            select count(*), avg(completion_tokens), avg(prompt_tokens),
+                   (select avg(tokens / seconds) from spans where seconds > 0)
+            from ok
+            """,
+            [files],
+        ).fetchone()
+    if row is None or not row[0]:
+        return {}
+    means = {"mean_output_tokens": row[1], "mean_prompt_tokens": row[2], "tokens_per_s": row[3]}
+    return {key: float(value) for key, value in means.items() if value is not None} | {"bytes_per_row": size / row[0]}
+
+
+def _server_count(settings: Settings) -> int | None:
+    servers = settings.servers
+    if not servers.launch:
+        return len(servers.endpoints) or None
+    return len(servers.gpus) if servers.engine == "sglang" else servers.count
+
+
+def _summary(run: Run, known: Known, costs: Estimate) -> dict[str, Any]:
+    plan = run.plan
+    finished = len(plan.shards) - len(plan.unfinished)
+    return {
+        "build": run.build.name,
+        "dataset_sha256": run.digests.dataset,
+        "tokenizer_sha256": run.digests.tokenizer,
+        "shards": {
+            "all": len(plan.shards),
+            "finished": finished,
+            "restore": len(plan.restore),
+            "generate": len(plan.generate),
+            "tokenize_only": len(set(plan.tokenize) - set(plan.generate)),
+            "publish_only": len(set(plan.publish) - set(plan.tokenize)),
+        },
+        "checks": plan.quality,
+        "known": asdict(known),
+        "estimate": asdict(costs),
+        "missing": list(run.digests.missing),
+    }
+
+
+def _lines(run: Run, summary: dict[str, Any]) -> list[str]:
+    shards, known, costs = summary["shards"], summary["known"], summary["estimate"]
+    hours = "GPU-hours" if run.settings.servers.engine == "sglang" else "CPU-hours"
+    rate = _number(known["tokens_per_s_per_server"]).strip()
+    pilot = len([shard for shard in run.plan.pilot if shard in run.plan.generate])
+    lines = [
+        f"build      {run.build.root}" + ("" if run.build.root.exists() else "   (new)"),
+        f"dataset    {summary['dataset_sha256']}",
+        f"tokenizer  {summary['tokenizer_sha256']}",
+        "",
+        f"shards     {shards['all']:>9,}",
+        f"finished   {shards['finished']:>9,}   here, and right by their manifests: left alone",
+        f"restore    {shards['restore']:>9,}   finished in S3",
+        f"generate   {shards['generate']:>9,}   no completions here or in S3"
+        + (f"; {pilot} of them are the pilot and go first" if run.plan.gate and pilot else ""),
+        f"tokenize   {shards['tokenize_only']:>9,}   completions are here, training rows are not",
+        f"publish    {shards['publish_only']:>9,}   no manifest yet, or not the right one",
+        "",
+        f"prompts    {_number(known['prompts_to_generate'])} to answer",
+        f"tokens     {_number(costs['tokens'])}   at {_number(known['mean_output_tokens']).strip()} an answer",
+        f"{hours:<11}{_number(costs['server_hours'], 1)}   at {rate} tokens a second each",
+        f"hours      {_number(costs['hours'], 1)}   on {_number(known['servers']).strip()} servers",
+        f"dollars    {_number(costs['usd'], 2)}",
+        f"megabytes  {_number(None if costs['bytes'] is None else costs['bytes'] / 1e6, 1)}   on disk and in the bucket"
+        + ("" if costs["usd_per_month"] is None else f", ${costs['usd_per_month']:.2f} a month"),
+    ]
+    return lines + [f"\nmissing    {sentence}" for sentence in summary["missing"]]
+
+
+def _number(value: float | None, digits: int = 0) -> str:
+    return f"{_UNKNOWN:>9}" if value is None else f"{value:>9,.{digits}f}"
