@@ -1,0 +1,310 @@
+"""A bucket, through a boto3 client tuned for long runs against any S3-compatible store."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import boto3
+from botocore import exceptions as boto
+from botocore.config import Config
+
+from shardmill.errors import SettingsError
+from shardmill.settings import S3
+from shardmill.store.faults import Target, code_of, is_absent, status_of, translate
+
+if TYPE_CHECKING:
+    from botocore.response import StreamingBody
+    from mypy_boto3_s3 import S3Client
+
+log = logging.getLogger(__name__)
+
+# botocore waits up to 20 s before each of them: a store that says SlowDown for two minutes is waited for.
+_ATTEMPTS = 12
+# A person waits for a plan: an unreachable store is told of within seconds.
+_HASTY_ATTEMPTS = 4
+_READS = 5
+# Answers of stores that don't know If-None-Match or If-Match; those that ignore them are met by reading back.
+_NO_CONDITIONS = {"NotImplemented", "InvalidArgument", "InvalidRequest", "MethodNotAllowed"}
+# Answers of stores that want a Content-MD5 with DeleteObjects, which boto3 no longer sends, or don't know the call.
+_NO_BATCH_DELETE = {"MissingContentMD5", "InvalidRequest", "InvalidArgument", "NotImplemented", "MethodNotAllowed"}
+_DELETE_BATCH = 1000
+# What a broken-off answer's body raises while it is read; botocore's own retries end with the headers.
+TORN = (boto.IncompleteReadError, boto.ReadTimeoutError, boto.ResponseStreamingError)
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    key: str
+    size: int
+    modified: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What the store says of an object. `sha256` is our own metadata, None on an object that others wrote."""
+
+    size: int
+    sha256: str | None
+    etag: str
+    etag_is_md5: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A small object. `age_s` is by the store's clock alone, so that it doesn't depend on this machine's."""
+
+    body: bytes
+    etag: str
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A multipart upload that was begun and not ended: it costs money and is in no listing of objects."""
+
+    key: str
+    upload_id: str
+    started: datetime
+
+
+class Store:
+    """One bucket. Every method raises StoreError, one sentence, for whatever goes wrong."""
+
+    def __init__(self, s3: S3, hasty: bool = False) -> None:
+        """`hasty`: give up within seconds, for a plan that a person waits for."""
+        if s3.bucket is None:
+            raise SettingsError("Setting s3.bucket is null: name the bucket that builds are kept in.")
+        self.bucket = s3.bucket
+        self._client = _client(s3, s3.bucket, _HASTY_ATTEMPTS if hasty else _ATTEMPTS)
+        self.host = urlsplit(self._client.meta.endpoint_url).netloc
+
+    def url(self, key: str) -> str:
+        return f"s3://{self.bucket}/{key}"
+
+    def put(self, key: str, content: bytes, content_type: str = "application/octet-stream") -> None:
+        """Writes an object that fits in memory, over any that is there, with its sha256 in the metadata.
+
+        Content-MD5 lets any store refuse a body that was damaged on its way.
+        """
+        with self.asking("PutObject", key):
+            self._put(key, content, ContentType=content_type)
+
+    def create(self, key: str, content: bytes) -> bool:
+        """Writes a small object only if there is none: False when another was first.
+
+        Where the store ignores the condition or doesn't know it, the last writer wins, and reading the object back
+        afterwards tells who that was.
+        """
+        return self._conditional(key, content, IfNoneMatch="*")
+
+    def replace(self, key: str, content: bytes, etag: str) -> bool:
+        """Writes a small object only over its version `etag`: False when that is gone. Otherwise as `create`."""
+        return self._conditional(key, content, IfMatch=etag)
+
+    def head(self, key: str) -> Head | None:
+        """Size, checksum and metadata of an object; None when there is none."""
+        with self.asking("HeadObject", key):
+            try:
+                answer = self._client.head_object(Bucket=self.bucket, Key=key)
+            except boto.ClientError as error:
+                if is_absent(error):
+                    return None
+                raise
+        etag = answer["ETag"].strip('"')
+        with_key = str(answer.get("ServerSideEncryption", "")).startswith("aws:kms") or "SSECustomerAlgorithm" in answer
+        return Head(
+            size=answer["ContentLength"],
+            sha256=_sha256_of(answer),
+            etag=etag,
+            etag_is_md5=len(etag) == 32 and not with_key,
+        )
+
+    def open(self, key: str) -> tuple[StreamingBody, int, str | None] | None:
+        """An object's body to be read, its size, and its sha256 in the metadata; None when there is none."""
+        with self.asking("GetObject", key):
+            try:
+                answer = self._client.get_object(Bucket=self.bucket, Key=key)
+            except boto.ClientError as error:
+                if is_absent(error):
+                    return None
+                raise
+        return answer["Body"], answer["ContentLength"], _sha256_of(answer)
+
+    def get(self, key: str) -> Content | None:
+        """A small object whole; None when there is none. A torn answer is asked for again."""
+        with self.asking("GetObject", key):
+            for attempt in range(1, _READS + 1):
+                try:
+                    answer = self._client.get_object(Bucket=self.bucket, Key=key)
+                    return Content(answer["Body"].read(), answer["ETag"], _age_s(answer))
+                except boto.ClientError as error:
+                    if is_absent(error):
+                        return None
+                    raise
+                except TORN:
+                    if attempt == _READS:
+                        raise
+        raise AssertionError("unreachable")
+
+    def objects(self, prefix: str) -> Iterator[Listed]:
+        """Every object under `prefix`, page by page. Never ends early: a page that fails raises."""
+        with self.asking("ListObjectsV2", prefix):
+            for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix):
+                for entry in page.get("Contents", ()):
+                    yield Listed(entry["Key"], entry["Size"], entry["LastModified"])
+
+    def folders(self, prefix: str) -> list[str]:
+        """Names of the folders directly under `prefix`, which is empty or ends with a slash."""
+        with self.asking("ListObjectsV2", prefix):
+            paginator = self._client.get_paginator("list_objects_v2")
+            pages = paginator.paginate(Bucket=self.bucket, Prefix=prefix, Delimiter="/")
+            return [entry["Prefix"][len(prefix) : -1] for page in pages for entry in page.get("CommonPrefixes", ())]
+
+    def unfinished(self, prefix: str) -> list[Unfinished]:
+        """Multipart uploads under `prefix` that were begun and neither completed nor aborted."""
+        with self.asking("ListMultipartUploads", prefix):
+            pages = self._client.get_paginator("list_multipart_uploads").paginate(Bucket=self.bucket, Prefix=prefix)
+            return [
+                Unfinished(entry["Key"], entry["UploadId"], entry["Initiated"])
+                for page in pages
+                for entry in page.get("Uploads", ())
+            ]
+
+    def begin(self, key: str, sha256: str) -> str:
+        """Begins a multipart upload; returns its id."""
+        with self.asking("CreateMultipartUpload", key):
+            answer = self._client.create_multipart_upload(Bucket=self.bucket, Key=key, Metadata={"sha256": sha256})
+        return answer["UploadId"]
+
+    def put_part(self, key: str, upload_id: str, number: int, content: bytes) -> str:
+        """Uploads part `number` (from 1); returns its ETag."""
+        with self.asking("UploadPart", key):
+            answer = self._client.upload_part(
+                Bucket=self.bucket,
+                Key=key,
+                UploadId=upload_id,
+                PartNumber=number,
+                Body=content,
+                ContentMD5=_md5(content),
+            )
+        return answer["ETag"]
+
+    def complete(self, key: str, upload_id: str, etags: Sequence[str]) -> None:
+        with self.asking("CompleteMultipartUpload", key):
+            self._client.complete_multipart_upload(
+                Bucket=self.bucket,
+                Key=key,
+                UploadId=upload_id,
+                MultipartUpload={"Parts": [{"ETag": etag, "PartNumber": n} for n, etag in enumerate(etags, 1)]},
+            )
+
+    def abort(self, key: str, upload_id: str) -> None:
+        with self.asking("AbortMultipartUpload", key):
+            self._client.abort_multipart_upload(Bucket=self.bucket, Key=key, UploadId=upload_id)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Deletes objects, in batches, or one by one where the store refuses DeleteObjects."""
+        for start in range(0, len(keys), _DELETE_BATCH):
+            batch = keys[start : start + _DELETE_BATCH]
+            if len(batch) == 1 or not self._delete_batch(batch):
+                for key in batch:
+                    with self.asking("DeleteObject", key):
+                        self._client.delete_object(Bucket=self.bucket, Key=key)
+
+    @contextmanager
+    def asking(self, operation: str, key: str) -> Iterator[None]:
+        """Turns whatever botocore raises inside into a StoreError about `key`."""
+        try:
+            yield
+        except (boto.BotoCoreError, boto.ClientError) as error:
+            raise translate(error, self._target(operation, key)) from None
+
+    def _target(self, operation: str, key: str) -> Target:
+        return Target(operation, self.bucket, key, self.host, self._client.meta.region_name or "us-east-1")
+
+    def _put(self, key: str, content: bytes, **more: Any) -> None:
+        sha256 = hashlib.sha256(content).hexdigest()
+        self._client.put_object(
+            Bucket=self.bucket, Key=key, Body=content, ContentMD5=_md5(content), Metadata={"sha256": sha256}, **more
+        )
+
+    def _conditional(self, key: str, content: bytes, **condition: str) -> bool:
+        with self.asking("PutObject", key):
+            try:
+                self._put(key, content, ContentType="application/json", **condition)
+            except boto.ClientError as error:
+                if status_of(error) in (404, 409, 412) and code_of(error) != "NoSuchBucket":
+                    return False
+                if code_of(error) not in _NO_CONDITIONS and status_of(error) != 501:
+                    raise
+                log.info("The store at %s has no conditional writes (%s).", self.host, code_of(error))
+                self._put(key, content, ContentType="application/json")
+        return True
+
+    def _delete_batch(self, keys: Sequence[str]) -> bool:
+        with self.asking("DeleteObjects", keys[0]):
+            try:
+                answer = self._client.delete_objects(
+                    Bucket=self.bucket, Delete={"Objects": [{"Key": key} for key in keys], "Quiet": True}
+                )
+            except boto.ClientError as error:
+                if code_of(error) in _NO_BATCH_DELETE or status_of(error) in (405, 501):
+                    return False
+                raise
+        return not answer.get("Errors")
+
+
+def _client(s3: S3, bucket: str, attempts: int) -> S3Client:
+    logging.getLogger("botocore").setLevel(logging.WARNING)
+    endpoint = s3.endpoint_url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    if endpoint and (urlsplit(endpoint).hostname or "").startswith(f"{bucket}."):
+        raise SettingsError(
+            f"Setting s3.endpoint_url contains the bucket ({bucket}): name the store's host alone, the bucket is in "
+            f"s3.bucket."
+        )
+    style = s3.addressing_style
+    if style == "auto" and endpoint:
+        style = "path"
+    config = Config(
+        retries={"mode": "adaptive", "total_max_attempts": attempts},
+        max_pool_connections=32,
+        connect_timeout=10,
+        read_timeout=60,
+        tcp_keepalive=True,
+        s3={"addressing_style": style},  # type: ignore[arg-type]
+        # Many stores refuse the CRC32 that boto3 adds by default, or keep it as part of the body.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+    )
+    target = Target("opening", bucket, "", urlsplit(endpoint).netloc if endpoint else "AWS", s3.region or "(default)")
+    try:
+        session = boto3.session.Session()
+        return session.client("s3", endpoint_url=s3.endpoint_url, region_name=s3.region, config=config)
+    except (boto.BotoCoreError, ValueError) as error:
+        raise translate(error, target) from None
+
+
+def _md5(content: bytes) -> str:
+    return b64encode(hashlib.md5(content, usedforsecurity=False).digest()).decode()
+
+
+def _sha256_of(answer: Any) -> str | None:
+    metadata = {name.lower(): value for name, value in answer.get("Metadata", {}).items()}
+    return metadata.get("sha256")
+
+
+def _age_s(answer: Any) -> float:
+    """Seconds since an object was written. The store's Date is to the second, and so is Last-Modified."""
+    now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
+    age: float = (now - answer["LastModified"]).total_seconds()
+    return age

@@ -1,0 +1,115 @@
+"""A finished shard to the store: objects first, each checked, and the manifest last. Whoever sees it can read all."""
+
+from __future__ import annotations
+
+import logging
+import mimetypes
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardmill.errors import DataError, StoreError
+from shardmill.files import write_bytes
+from shardmill.paths import BuildPaths
+from shardmill.settings import S3, Settings
+from shardmill.store.manifest import Manifest, describe_shard, root_key, uses_store
+
+if TYPE_CHECKING:
+    from shardmill.store.client import Store
+
+log = logging.getLogger(__name__)
+
+
+def publish_shard(settings: Settings, build: BuildPaths, shard: str) -> None:
+    """Publishes a shard's completions and tokens, and writes its manifest, in the store and then here.
+
+    The first machine to publish a shard wins: another takes the winner's files, so that what lies here is what is in
+    the store. Without a bucket (or with s3.offline) there is the local manifest alone. The shard's journal goes last.
+    Raises StoreError when the store refuses or holds something else than was sent.
+    """
+    manifest = describe_shard(settings.s3, build, shard)
+    local = build.manifest(shard)
+    # An older manifest, of files that are made anew by now, must not stand beside them.
+    local.unlink(missing_ok=True)
+    if uses_store(settings.s3):
+        from shardmill.store.client import Store
+
+        _publish(Store(settings.s3), settings.s3, build, manifest)
+    else:
+        write_bytes(local, manifest.to_bytes())
+    build.journal(shard).unlink(missing_ok=True)
+
+
+def publish_files(settings: Settings, build: BuildPaths, paths: Iterable[Path]) -> None:
+    """Uploads files of the build that are no shard's (build.json, rejects, reports, logs) under their own names.
+
+    Each replaces what is there. Does nothing without a bucket. Raises DataError for a file that is missing.
+    """
+    if not uses_store(settings.s3):
+        return
+    from shardmill.files import sha256_file
+    from shardmill.store.client import Store
+    from shardmill.store.transfer import PART_BYTES, upload_file
+
+    store, root = Store(settings.s3), root_key(settings.s3, build.name)
+    for path in paths:
+        key = root + path.relative_to(build.root).as_posix()
+        if not path.is_file():
+            raise DataError(f"{path} is to be uploaded and does not exist: run again, and it is made.")
+        if path.stat().st_size <= PART_BYTES:
+            # Read once: a log may grow while it is uploaded.
+            store.put(key, path.read_bytes(), mimetypes.guess_type(path.name)[0] or "application/octet-stream")
+        else:
+            upload_file(store, key, path, sha256_file(path))
+
+
+def unpublish_shard(settings: Settings, build: BuildPaths, shard: str) -> None:
+    """Takes a shard back, for one that is to be made again: manifests first, in the store and here, then the objects.
+
+    The local files stay. Raises StoreError when the store refuses.
+    """
+    from shardmill.store.restore import fetch_manifest, manifest_key
+
+    if uses_store(settings.s3):
+        from shardmill.store.client import Store
+
+        store = Store(settings.s3)
+        found = fetch_manifest(store, settings.s3, build, shard)
+        if found is not None:
+            store.delete([manifest_key(settings.s3, build, shard)])
+            store.delete([item.key for item in found[0].objects if item.key is not None])
+    build.manifest(shard).unlink(missing_ok=True)
+
+
+def _publish(store: Store, s3: S3, build: BuildPaths, ours: Manifest) -> None:
+    from shardmill.store.restore import fetch_manifest, manifest_key, take_shard
+    from shardmill.store.transfer import upload_file
+
+    found = fetch_manifest(store, s3, build, ours.shard)
+    uploaded = []
+    if found is None:
+        for item in ours.objects:
+            assert item.key is not None
+            upload_file(store, item.key, build.root / item.path, item.sha256)
+            uploaded.append(item.key)
+        store.create(manifest_key(s3, build, ours.shard), ours.to_bytes())
+        # Read back whoever wrote it: another machine may have been first, also in a store without conditional writes.
+        found = fetch_manifest(store, s3, build, ours.shard)
+        if found is None:
+            raise StoreError(
+                f"{store.url(manifest_key(s3, build, ours.shard))} is not at {store.host} although it was just "
+                f"written: run again."
+            )
+    if not found[0].same_content(ours):
+        log.warning("Shard %s was published by another machine first: its files are taken.", ours.shard)
+        _forget(store, uploaded, found[0])
+    take_shard(store, build, *found)
+
+
+def _forget(store: Store, uploaded: list[str], winner: Manifest) -> None:
+    """Deletes the loser's objects, which no manifest will ever name. They do no harm where that is not allowed."""
+    named = {item.key for item in winner.objects}
+    try:
+        store.delete([key for key in uploaded if key not in named])
+    except StoreError as error:
+        log.warning("Objects that no manifest names are left, `shardmill inventory` shows them. %s", error)

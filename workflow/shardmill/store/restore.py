@@ -1,0 +1,75 @@
+"""A finished shard from the store to this machine. It counts only when its content is what the manifest says."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from shardmill.errors import StoreError
+from shardmill.files import sha256_file, write_bytes
+from shardmill.paths import BuildPaths
+from shardmill.settings import S3, Settings
+from shardmill.store.manifest import Entry, Manifest, root_key
+
+if TYPE_CHECKING:
+    from shardmill.store.client import Store
+
+log = logging.getLogger(__name__)
+
+
+def restore_shard(settings: Settings, build: BuildPaths, shard: str) -> None:
+    """Downloads a published shard: its objects, each checked against the manifest's sha256, then the manifest.
+
+    A file that is already there and right is kept. The shard's journal goes: nothing in it is needed any more.
+    Raises StoreError when the manifest or an object is missing or wrong.
+    """
+    from shardmill.store.client import Store
+
+    store = Store(settings.s3)
+    found = fetch_manifest(store, settings.s3, build, shard)
+    if found is None:
+        raise StoreError(
+            f"{store.url(manifest_key(settings.s3, build, shard))} is no longer at {store.host}: run again, and the "
+            f"shard is planned anew."
+        )
+    take_shard(store, build, *found)
+
+
+def fetch_manifest(store: Store, s3: S3, build: BuildPaths, shard: str) -> tuple[Manifest, bytes] | None:
+    """A shard's manifest in the store, parsed and as it stands there; None when the shard is not published."""
+    key = manifest_key(s3, build, shard)
+    content = store.get(key)
+    if content is None:
+        return None
+    return Manifest.from_bytes(content.body, build.name, shard, store.url(key)), content.body
+
+
+def take_shard(store: Store, build: BuildPaths, manifest: Manifest, raw: bytes) -> int:
+    """Makes the local files those that `manifest` names, the manifest last; returns how many bytes were downloaded."""
+    local = build.manifest(manifest.shard)
+    if not local.exists() or local.read_bytes() != raw:
+        # A manifest that names other content must be gone before the first file is replaced.
+        local.unlink(missing_ok=True)
+    downloaded = sum(_take_object(store, build, item) for item in manifest.objects)
+    write_bytes(local, raw)
+    build.journal(manifest.shard).unlink(missing_ok=True)
+    return downloaded
+
+
+def manifest_key(s3: S3, build: BuildPaths, shard: str) -> str:
+    return f"{root_key(s3, build.name)}manifests/{shard}.json"
+
+
+def _take_object(store: Store, build: BuildPaths, item: Entry) -> int:
+    from shardmill.store.transfer import download_file
+
+    path = build.root / item.path
+    if item.key is None:
+        raise StoreError(f"The manifest of {path.stem} names no object in {store.bucket}: publish the shard again.")
+    if path.exists() and path.stat().st_size == item.size and sha256_file(path) == item.sha256:
+        return 0
+    for left in path.parent.glob(f".{path.name}.*.tmp"):
+        # What a killed download left; this build's lock lets nobody else write here.
+        left.unlink(missing_ok=True)
+    download_file(store, item.key, path, item.size, item.sha256)
+    return item.size
