@@ -96,6 +96,11 @@ class BuildPaths:
         return self.run / "settings.json"
 
     @property
+    def owner(self) -> Path:
+        """A random id of this folder: what claims in the store are held by."""
+        return self.run / "owner"
+
+    @property
     def plan(self) -> Path:
         """The plan of the run at work, frozen for processes that parse the workflow again."""
         return self.run / "plan.json"

@@ -35,6 +35,13 @@ def restore_shard(settings: Settings, build: BuildPaths, shard: str) -> None:
     take_shard(store, build, *found)
 
 
+def is_published(settings: Settings, build: BuildPaths, shard: str) -> bool:
+    """Whether the shard's manifest is in the store: one request."""
+    from shardmill.store.client import Store
+
+    return Store(settings.s3).head(manifest_key(settings.s3, build, shard)) is not None
+
+
 def fetch_manifest(store: Store, s3: S3, build: BuildPaths, shard: str) -> tuple[Manifest, bytes] | None:
     """A shard's manifest in the store, parsed and as it stands there; None when the shard is not published."""
     key = manifest_key(s3, build, shard)
