@@ -57,6 +57,16 @@ def test_tool_results_are_not_replayed() -> None:
     assert refused.value.args[0] == "tools_not_supported"
 
 
+def test_final_needs_its_earlier_answers() -> None:
+    messages = chat("uaua")
+    messages[1]["content"] = " \n"
+    with pytest.raises(NoPrompt) as refused:
+        asked_turns(messages, "final")
+    assert refused.value.args[0] == "empty_assistant"
+    messages[1]["content"], messages[3]["content"] = "fine", ""
+    assert shape(asked_turns(messages, "final")) == ["uau"]
+
+
 @given(st.text("sua", max_size=12).filter(lambda roles: "u" in roles))
 def test_regenerate_asks_every_user_message_once_in_order(roles: str) -> None:
     messages = chat(roles)

@@ -108,12 +108,13 @@ def _server_count(settings: Settings) -> int | None:
 
 
 def _summary(run: Run, known: Known, costs: Estimate) -> dict[str, Any]:
-    plan = run.plan
+    plan, s3 = run.plan, run.settings.s3
     finished = len(plan.shards) - len(plan.unfinished)
     return {
         "build": run.build.name,
         "dataset_sha256": run.digests.dataset,
         "tokenizer_sha256": run.digests.tokenizer,
+        "store": f"s3://{s3.bucket}/{s3.prefix}" if s3.bucket else None,
         "shards": {
             "all": len(plan.shards),
             "finished": finished,
@@ -138,6 +139,7 @@ def _lines(run: Run, summary: dict[str, Any]) -> list[str]:
         f"build      {run.build.root}" + ("" if run.build.root.exists() else "   (new)"),
         f"dataset    {summary['dataset_sha256']}",
         f"tokenizer  {summary['tokenizer_sha256']}",
+        f"store      {summary['store'] or 'none: shards stay on this machine (s3.bucket)'}",
         "",
         f"shards     {shards['all']:>9,}",
         f"finished   {shards['finished']:>9,}   here, and right by their manifests: left alone",

@@ -141,7 +141,8 @@ class _Counts:
             "prompts": self._by_shard.total(),
             "rejected_by_reason": dict(sorted(Counter(str(reject.reason) for reject in rejects).items())),
             "merged_users": self.merged_users,
-            "reading": read.notes(),
+            "notes": dict(sorted(read.notes.items())),
+            "roles": dict(sorted(read.roles.items())),
             "prompts_by_shard": {names[index]: count for index, count in sorted(self._by_shard.items())},
         }
 
@@ -176,7 +177,7 @@ class _Asker:
         if self._renderer is None:
             self._renderer = Renderer(task.folder, task.chat_template, task.thinking)
         try:
-            turns = asked_turns([message.as_chat() for message in conversation.messages], task.turns)
+            turns = asked_turns([message.as_template() for message in conversation.messages], task.turns)
             rendered: Rendered = self._renderer.render(turns[0], conversation.tools)
         except NoPrompt as error:
             reason, detail = error.args
@@ -193,7 +194,7 @@ def _room(asked: Asked | Unasked, settings: Settings) -> Asked | Unasked:
     if length > most:
         return Unasked(RejectReason.PROMPT_TOO_LONG, f"{length} tokens, over prompts.max_prompt_tokens ({most})")
     if length >= context:
-        return Unasked(RejectReason.PROMPT_TOO_LONG, f"{length} tokens leave no room in model.context ({context})")
+        return Unasked(RejectReason.NO_ROOM, f"{length} tokens leave no room in model.context ({context})")
     return asked
 
 

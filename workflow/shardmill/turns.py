@@ -20,8 +20,8 @@ def asked_turns(messages: Sequence[Chat], policy: str) -> list[list[Chat]]:
     final: the original history up to the last turn that wants an answer, asked once.
     regenerate: a turn for each run of user messages; the model's own earlier answers go between them.
 
-    Raises NoPrompt for a conversation without a user turn, and for tool turns under regenerate, whose results answer
-    calls that the model may not make again.
+    Raises NoPrompt for a conversation without a user turn, for a blank earlier answer under final, and for tool turns
+    under regenerate, whose results answer calls that the model may not make again.
     """
     if not any(message["role"] == "user" for message in messages):
         raise NoPrompt("no_user_turn", "the conversation has no user turn")
@@ -36,7 +36,11 @@ def asked_turns(messages: Sequence[Chat], policy: str) -> list[list[Chat]]:
 
 def _through_last_question(messages: Sequence[Chat]) -> list[Chat]:
     last = max(index for index, message in enumerate(messages) if message["role"] in ("user", "tool"))
-    return list(messages[: last + 1])
+    history = list(messages[: last + 1])
+    for message in history:
+        if message["role"] == "assistant" and not message["content"].strip() and not message.get("tool_calls"):
+            raise NoPrompt("empty_assistant", "an earlier answer is empty, and prompts.turns: final keeps it")
+    return history
 
 
 def _runs_of_questions(messages: Sequence[Chat]) -> list[list[Chat]]:

@@ -22,7 +22,7 @@ import psutil
 from shardmill.errors import ShardmillError
 
 # Measured on 2 shared cores (docs/rendering.md): more slots than this gain little, and each costs a context of memory.
-SLOTS = 6
+SLOTS = 8
 CONTEXT_PER_SLOT = 2048
 _STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 _OWNER_POLL_S = 1.0

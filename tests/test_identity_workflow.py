@@ -1,0 +1,146 @@
+"""Identity by content, through Snakemake itself: each change rebuilds what it should, and `-n` says so beforehand."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from simserver import SimFleet
+from workspace import Workspace
+
+SHARDS = 8
+FIRST = "shard-00000-of-00008"
+LAST = "shard-00007-of-00008"
+AFTER = {"check_build": 1, "report": 1, "verdict": 1}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
+    """A complete build of the sample on a simulated server, and the server still there."""
+    with SimFleet(1) as fleet:
+        workspace = Workspace(
+            tmp_path_factory.mktemp("finished"),
+            {"servers": {"engine": "sglang", "endpoints": fleet.urls}, "quality": {"override": ["all"]}},
+        )
+        jobs = workspace.build()
+        assert jobs["generate"] == jobs["tokenize"] == jobs["publish"] == SHARDS
+        assert jobs["make_prompts"] == jobs["check_pilot"] == jobs["gate"] == jobs["verdict"] == 1
+        assert workspace.plan() == {}
+        yield workspace
+
+
+@pytest.fixture
+def copy(finished: Workspace, tmp_path: Path) -> Workspace:
+    """The finished tree copied file by file, so that every mtime is new and in no order."""
+    target = tmp_path / "copy"
+    shutil.copytree(finished.root, target, symlinks=True, copy_function=shutil.copyfile)
+    workspace = Workspace.__new__(Workspace)
+    workspace.root, workspace.overlay = target, dict(finished.overlay)
+    return workspace
+
+
+def remove(workspace: Workspace, *kinds: str, shard: str = LAST) -> None:
+    for kind in kinds:
+        suffix = "json" if kind == "manifests" else "parquet"
+        (workspace.results / kind / f"{shard}.{suffix}").unlink()
+
+
+def touch_dataset(workspace: Workspace) -> None:
+    os.utime(workspace.root / "config/sample/conversations.json")
+
+
+def edit_comment(workspace: Workspace) -> None:
+    rule = workspace.root / "workflow/rules/generate.smk"
+    rule.write_text(rule.read_text().replace('rule generate:', '# A remark.\nrule generate:'))
+
+
+def move_servers(workspace: Workspace) -> None:
+    workspace.configure({"servers": {"endpoints": ["http://127.0.0.1:9"]}, "generate": {"concurrency": 7}})
+
+
+NOTHING: list[Callable[[Workspace], None]] = [
+    lambda workspace: None,
+    touch_dataset,
+    lambda workspace: shutil.rmtree(workspace.root / ".snakemake"),
+    lambda workspace: shutil.rmtree(workspace.results / "prompts"),
+    edit_comment,
+    move_servers,
+]
+
+
+@pytest.mark.parametrize(
+    "change", NOTHING, ids=["copied", "dataset touched", "no .snakemake", "no prompts", "comment edited", "servers moved"]
+)
+def test_nothing_is_made_again(copy: Workspace, change: Callable[[Workspace], None]) -> None:
+    change(copy)
+    assert copy.plan() == {}
+    assert copy.build() == {}
+
+
+@pytest.mark.parametrize(
+    ("lost", "made"),
+    [
+        (["tokens"], {"tokenize": 1, "publish": 1, **AFTER}),
+        (["manifests"], {"publish": 1, **AFTER}),
+        (["completions", "tokens", "manifests"], {"generate": 1, "tokenize": 1, "publish": 1, **AFTER}),
+        (["completions"], {"generate": 1, "tokenize": 1, "publish": 1, **AFTER}),
+        (
+            ["prompts", "completions", "tokens", "manifests"],
+            {"make_prompts": 1, "generate": 1, "tokenize": 1, "publish": 1, **AFTER},
+        ),
+        (["prompts", "tokens"], {"tokenize": 1, "publish": 1, **AFTER}),
+    ],
+    ids=lambda value: "+".join(value) if isinstance(value, list) else "",
+)
+def test_one_lost_shard_costs_one_shard(copy: Workspace, lost: list[str], made: dict[str, int]) -> None:
+    others = {path: path.read_bytes() for path in sorted(copy.results.glob("*/shard-*")) if LAST not in path.name}
+    remove(copy, *lost)
+    assert copy.plan() == made
+    assert copy.build() == made
+    assert copy.plan() == {}
+    assert {path: path.read_bytes() for path in others} == others
+
+
+def test_lost_tokens_come_back_the_same(copy: Workspace) -> None:
+    path = copy.results / "tokens" / f"{LAST}.parquet"
+    before = path.read_bytes()
+    remove(copy, "tokens")
+    copy.build()
+    assert path.read_bytes() == before
+
+
+def test_a_lost_pilot_passes_the_gate_before_others_go_on(copy: Workspace) -> None:
+    for shard in (FIRST, LAST):
+        remove(copy, "completions", "tokens", "manifests", shard=shard)
+    made = copy.plan()
+    assert made == {"generate": 2, "tokenize": 2, "publish": 2, "check_pilot": 1, "gate": 1, **AFTER}
+    assert copy.build() == made
+
+
+def test_another_limit_is_judged_again_and_nothing_generated(copy: Workspace) -> None:
+    copy.configure({"quality": {"override": []}})
+    made = copy.plan()
+    assert made == AFTER
+    copy.configure({"quality": {"override": ["all"]}})
+    assert copy.plan() == {}
+
+
+def test_another_temperature_is_another_build_next_to_the_old_one(copy: Workspace) -> None:
+    old = copy.results
+    copy.configure({"sampling": {"temperature": 0.6}})
+    made = copy.plan()
+    assert made["generate"] == SHARDS and made["make_prompts"] == 1
+    assert copy.build() == made
+    assert copy.results != old and old.exists()
+    copy.configure({"sampling": {"temperature": 0.7}})
+    assert copy.plan() == {}
+
+
+def test_a_dry_run_changes_nothing(copy: Workspace) -> None:
+    remove(copy, "completions")
+    before = sorted((path, path.stat().st_mtime_ns) for path in copy.results.rglob("*"))
+    copy.plan()
+    assert sorted((path, path.stat().st_mtime_ns) for path in copy.results.rglob("*")) == before
