@@ -1,0 +1,97 @@
+"""The order of turns, and what a conversation's id is made of."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from shardmill.reading.dialect import Turn, Unreadable, is_blank
+from shardmill.reading.reasons import RejectReason
+from shardmill.reading.records import Message
+
+
+def in_order(turns: Sequence[Turn], system: str | None, later_part: bool) -> tuple[list[Turn], Counter[str]]:
+    """The turns of a whole conversation as they are delivered, and what was noted on the way (records.NOTES).
+
+    - a system field stands before the turns, or joins a first system turn that says something else
+    - blank system and user turns go; a conversation that had no other user turn is a reject
+    - assistant and tool turns before the first user turn go: nobody asked for them, or a part before holds them
+      (`later_part`: the id's suffix says so)
+    - everything else stays as it is: two users or assistants in a row, a user at the end, system in the middle
+
+    Raises Unreadable (empty_user, no_user_turn).
+    """
+    notes: Counter[str] = Counter()
+    users = [index for index, turn in enumerate(turns) if turn[0] == "user"]
+    filled = [index for index in users if not is_blank(turns[index][1] or "")]
+    if not filled:
+        if users:
+            raise Unreadable(RejectReason.EMPTY_USER, "every user turn is null, empty or blank")
+        raise Unreadable(RejectReason.NO_USER_TURN, f"none of its {len(turns)} turns is a user's")
+    if len(filled) < len(users):
+        notes["blank_user_turns"] = len(users) - len(filled)
+    kept: list[Turn] = []
+    asked = False
+    previous = ""
+    for turn in turns:
+        role = turn[0]
+        if role == "user":
+            if is_blank(turn[1] or ""):
+                continue
+            if previous == "user":
+                notes["consecutive_user"] = 1
+            asked = True
+        elif role == "system":
+            if is_blank(turn[1] or ""):
+                continue
+            if asked:
+                notes["system_in_the_middle"] = 1
+        elif not asked:
+            notes["leading_assistant_turns"] += 1
+            if later_part:
+                notes["repeated_leading_turns"] = 1
+            continue
+        elif role == "assistant":
+            if len(turn) == 2 and is_blank(turn[1] or ""):
+                notes["blank_assistant_turns"] += 1
+            if previous == "assistant":
+                notes["consecutive_assistant"] = 1
+        kept.append(turn)
+        previous = role or ""
+    if system is not None:
+        _put_system(kept, system, notes)
+    if kept[-1][0] == "user":
+        notes["ends_with_user"] = 1
+    return kept, notes
+
+
+def _put_system(kept: list[Turn], system: str, notes: Counter[str]) -> None:
+    if kept[0][0] != "system":
+        kept.insert(0, ["system", system])
+    elif kept[0][1] != system:
+        kept[0] = ["system", f"{system}\n\n{kept[0][1]}"]
+        notes["system_merged"] = 1
+
+
+def content_digest(turns: Sequence[Turn], tools: str | None) -> bytes:
+    """sha256 over the compact JSON of [tools, turns], turns as delivered: no id, file or position."""
+    return hashlib.sha256(orjson.dumps([tools, turns])).digest()
+
+
+def conversation_id(digest: bytes, occurrence: int) -> str:
+    """The id of the content's `occurrence`-th conversation, from 0: others than the first exist without dedupe only."""
+    if occurrence:
+        digest = hashlib.sha256(digest + b"occurrence %d" % occurrence).digest()
+    return digest.hex()
+
+
+def as_messages(turns: Sequence[Turn]) -> tuple[Message, ...]:
+    return tuple(Message(*_typed(turn)) for turn in turns)
+
+
+def _typed(turn: Turn) -> Any:
+    return turn

@@ -1,0 +1,217 @@
+"""The dataset's conversations, in file order, with what became of every record.
+
+Two passes. The first reads all files, normalises every record and spools it; memory holds 120 bytes a record.
+Between them it is decided which parts belong together and which contents are the same. The second pass yields.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from shardmill.errors import DataError
+from shardmill.reading.content import as_messages, content_digest, conversation_id, in_order
+from shardmill.reading.dialect import Turns, Unreadable, read_turns, source_id
+from shardmill.reading.framing import Framer, Lost
+from shardmill.reading.parquet import parquet_records
+from shardmill.reading.reasons import BROKEN_SYNTAX, BadRecords, RejectReason
+from shardmill.reading.records import EXCERPT, Conversation, Place, ReadCounts, Reject
+from shardmill.reading.rejoin import split_id
+from shardmill.reading.sources import ByteSource, is_parquet, line_of
+from shardmill.reading.syntax import Mended
+
+if TYPE_CHECKING:
+    from shardmill.reading.spool import Spool
+
+_NO_DIGEST = bytes(32)
+
+
+class Reader:
+    """Reads `files` once. `counts` is final when `conversations` is exhausted.
+
+    `folder` takes the spool: about as many bytes as the dataset has, decompressed. `base` is what names of files in
+    places are relative to, where they lie below it.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[Path],
+        folder: Path,
+        *,
+        bad_records: BadRecords | str = BadRecords.FAIL,
+        rejoin: bool = True,
+        dedupe: bool = True,
+        base: Path | None = None,
+    ) -> None:
+        self.counts = ReadCounts()
+        self._files = list(files)
+        self._names = [_name(file, base) for file in files]
+        self._folder = folder
+        self._bad_records = BadRecords(bad_records)
+        self._rejoin = rejoin
+        self._dedupe = dedupe
+        self._mended = Mended()
+
+    def conversations(self) -> Iterator[Conversation | Reject]:
+        """First most rejects, while reading; then the conversations, in file order, with the rest of the rejects.
+
+        Raises DataError at the first broken record under `bad_records: fail`.
+        """
+        from shardmill.reading.spool import Spool  # numpy: not for those who only want the files or the reasons
+
+        spool = Spool(self._folder)
+        try:
+            for number in range(len(self._files)):
+                yield from self._read_file(number, spool)
+            yield from self._deliver(spool)
+        finally:
+            spool.close()
+
+    # First pass
+
+    def _read_file(self, number: int, spool: Spool) -> Iterator[Reject]:
+        for record, offset, value in self._values(number):
+            self.counts.records += 1
+            if isinstance(value, Lost):
+                if value.reason in BROKEN_SYNTAX and self._bad_records is BadRecords.FAIL:
+                    raise self._stop(number, record, offset, value)
+                yield self._reject(number, record, offset, None, value.reason, value.detail, value.excerpt)
+                continue
+            try:
+                turns = read_turns(value, self.counts.roles)
+                self._add(spool, (number, record, offset), turns)
+            except Unreadable as why:
+                yield self._reject(number, record, offset, source_id(value), why.reason, why.detail, _excerpt(value))
+
+    def _values(self, number: int) -> Iterator[tuple[int, int, Any]]:
+        """Record number, byte offset (-1: unknown) and value or Lost, of every record of a file."""
+        path = self._files[number]
+        record = 0
+        if is_parquet(path):
+            for row in parquet_records(path):
+                record += 1
+                yield record, -1, row
+            return
+        source = ByteSource(path)
+        for frame in Framer(source, self._mended).records():
+            record += 1
+            offset, value = (frame.offset, frame) if isinstance(frame, Lost) else frame
+            yield record, -1 if source.transcoded else offset, value
+        self._mended.surrogates += source.surrogates
+
+    def _add(self, spool: Spool, place: tuple[int, int, int], turns: Turns) -> None:
+        counts = self.counts
+        counts.turns += len(turns.messages)
+        if turns.several_fields:
+            counts.notes["several_turn_fields"] += 1
+        split = split_id(turns.source_id) if self._rejoin else None
+        payload = orjson.dumps([turns.source_id, turns.system, turns.tools, turns.messages])
+        try:
+            delivered, _ = in_order(turns.messages, turns.system, later_part=False)
+            digest, flags = content_digest(delivered, turns.tools), 0
+        except Unreadable:
+            if split is None:
+                raise
+            from shardmill.reading.spool import ALONE_UNREADABLE
+
+            digest, flags = _NO_DIGEST, ALONE_UNREADABLE
+        if split is None:
+            spool.add(payload, place, digest)
+        else:
+            part, assistants = _part(turns, *split)
+            spool.add(payload, place, digest, part, flags | assistants)
+
+    # Second pass
+
+    def _deliver(self, spool: Spool) -> Iterator[Conversation | Reject]:
+        from shardmill.reading.resolve import CONVERSATION, DUPLICATE, JOINED, joined_turns, resolve
+        from shardmill.reading.spool import ALONE_UNREADABLE
+
+        counts = self.counts
+        index = spool.index()
+        fate = resolve(spool, index, self._rejoin, self._dedupe, counts.notes)
+        counts.joined = int((fate.state == JOINED).sum())
+        counts.duplicates = int((fate.state == DUPLICATE).sum())
+        for entry in (fate.state == CONVERSATION).nonzero()[0].tolist():
+            row = index[entry]
+            number, record, offset = int(row["file"]), int(row["record"]), int(row["offset"])
+            (own_id, system, tools, _), turns = joined_turns(spool, index, fate, entry)
+            try:
+                delivered, notes = in_order(turns, system, later_part=bool(row["start"]))
+            except Unreadable as why:
+                assert row["flags"] & ALONE_UNREADABLE
+                excerpt = _excerpt([turn[:2] for turn in turns])
+                yield self._reject(number, record, offset, own_id, why.reason, why.detail, excerpt)
+                continue
+            counts.notes.update(notes)
+            if tools is not None or any(len(turn) > 2 for turn in delivered):
+                counts.notes["with_tools"] += 1
+            counts.conversations += 1
+            content = conversation_id(row["digest"].tobytes(), int(fate.occurrence[entry]))
+            yield Conversation(
+                conversation_id=content,
+                source_id=fate.source_ids.get(entry, own_id) or content,
+                messages=as_messages(delivered),
+                tools=tools,
+                place=self._place(number, record, offset),
+            )
+        counts.notes["lone_surrogates"] = self._mended.surrogates
+        counts.notes["nan_values"] = self._mended.nans
+
+    # What a person is told
+
+    def _place(self, number: int, record: int, offset: int) -> Place:
+        return Place(self._names[number], record, offset if offset >= 0 else None)
+
+    def _reject(
+        self, number: int, record: int, offset: int, own_id: str | None, reason: RejectReason, detail: str, excerpt: str
+    ) -> Reject:
+        self.counts.rejected += 1
+        self.counts.rejects[reason.value] += 1
+        return Reject(self._place(number, record, offset), own_id, reason, detail, excerpt[:EXCERPT])
+
+    def _stop(self, number: int, record: int, offset: int, lost: Lost) -> DataError:
+        name = self._names[number]
+        where = f"record {record:,}"
+        if offset >= 0:
+            where = f"byte {offset:,}, line {line_of(self._files[number], offset):,}, {where}"
+        return DataError(
+            f"The dataset {name} is broken at {where}: {lost.detail}; {record - 1:,} records come before it. "
+            "Repair the file, or set dataset.bad_records to reject to go on without what is broken."
+        )
+
+
+def _part(turns: Turns, base: str, start: int) -> tuple[tuple[int, int, int, int, int, int, int], int]:
+    from shardmill.reading.spool import ASSISTANT_FIRST, ASSISTANT_LAST
+
+    first, last = turns.messages[0], turns.messages[-1]
+    assistants = (ASSISTANT_FIRST if first[0] == "assistant" else 0) | (ASSISTANT_LAST if last[0] == "assistant" else 0)
+    part = (
+        _hash(base) | 1,  # never 0, which says that there is no suffix
+        start,
+        len(turns.messages),
+        _hash(first),
+        _hash(last),
+        _hash([turns.system, turns.tools]),
+        _hash([turns.system, turns.tools, turns.messages]),
+    )
+    return part, assistants
+
+
+def _hash(value: Any) -> int:
+    return int.from_bytes(hashlib.blake2b(orjson.dumps(value), digest_size=8).digest(), "little")
+
+
+def _name(file: Path, base: Path | None) -> str:
+    if base is not None and file.is_relative_to(base):
+        return str(file.relative_to(base))
+    return str(file)
+
+
+def _excerpt(value: Any) -> str:
+    """The record's beginning as JSON. Python's own values, from Parquet, where JSON has no word for them, as text."""
+    return orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS)[: 4 * EXCERPT].decode(errors="replace")

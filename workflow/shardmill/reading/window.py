@@ -1,0 +1,39 @@
+"""A window that slides over a stream of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+MINIMUM = 4 << 20  # bytes that are there at once where the stream has them
+
+
+class Window:
+    """`data` holds the stream from offset `base` on. Positions are into `data`, offsets into the stream."""
+
+    def __init__(self, chunks: Iterator[bytes], base: int = 0) -> None:
+        self._chunks = chunks
+        self.data = b""
+        self.base = base
+        self.ended = False
+
+    def more(self) -> bool:
+        """Reads on until there is twice as much as before, so that a huge record costs no more than linear time."""
+        wanted = max(MINIMUM, 2 * len(self.data))
+        pieces = [self.data]
+        size = len(self.data)
+        while size < wanted:
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                self.ended = True
+                break
+            pieces.append(chunk)
+            size += len(chunk)
+        grown = size > len(self.data)
+        if grown:
+            self.data = b"".join(pieces)
+        return grown
+
+    def drop(self, position: int) -> None:
+        """Forgets what lies before `position`, which becomes position 0."""
+        self.data = self.data[position:]
+        self.base += position
