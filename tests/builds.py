@@ -107,8 +107,17 @@ class MadeBuild:
                 {
                     "build": paths.name,
                     "shard": name,
-                    "rows": len(rows),
-                    "objects": [{"kind": "tokens", "key": f"{name}.parquet", "size": 1, "sha256": "0", "rows": 1}],
+                    "rows": {"prompts": len(rows), "ok": len(rows), "failed": 0},
+                    "objects": [
+                        {
+                            "kind": "tokens",
+                            "path": f"tokens/{name}.parquet",
+                            "key": None,
+                            "size": 1000,
+                            "sha256": "0" * 64,
+                            "rows": len(rows),
+                        }
+                    ],
                     "created_at": "2026-11-29T12:00:00+00:00",
                 },
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -68,7 +67,7 @@ def test_holds_no_absolute_path(build: BuildPaths) -> None:
 
 
 def test_writing_leaves_nothing_else_behind(build: BuildPaths) -> None:
-    left = sorted(os.listdir(build.root))
+    left = sorted(path.name for path in build.root.iterdir())
     assert left == ["build.json", "catalog.duckdb", "completions", "manifests", "prompts", "run", "tokens"]
 
 

@@ -24,8 +24,8 @@ SHARDED = {"prompts": PROMPTS, "completions": COMPLETIONS, "tokens": TOKENS}
 _MANIFEST_COLUMNS = {
     "build": "VARCHAR",
     "shard": "VARCHAR",
-    "rows": "BIGINT",
-    "objects": "STRUCT(kind VARCHAR, key VARCHAR, size BIGINT, sha256 VARCHAR, rows BIGINT)[]",
+    "rows": "STRUCT(prompts BIGINT, ok BIGINT, failed BIGINT)",
+    "objects": "STRUCT(kind VARCHAR, path VARCHAR, key VARCHAR, size BIGINT, sha256 VARCHAR, rows BIGINT)[]",
     "created_at": "VARCHAR",
 }
 _TYPES = {

@@ -1,0 +1,11 @@
+-- title: Answers with fewer than 16 supervised tokens
+-- unit: share
+-- limit: 0.10
+-- advice: Look at the examples. An empty think block and a word say that the chat template and the thinking setting don't
+--   fit the model, or that the server is broken: ask it by hand, and compare the prompt with the model card's.
+SELECT avg((completion_tokens < 16)::INTEGER) FROM answers;
+
+-- examples:
+SELECT a.prompt_id, c.text
+FROM answers a JOIN completions c USING (conversation_id, turn)
+WHERE a.completion_tokens < 16 ORDER BY a.conversation_id LIMIT 3;

@@ -1,0 +1,10 @@
+-- title: Answers that end right after their thinking
+-- unit: share
+-- limit: 0.02
+-- advice: Look at the stop ids in build.json (model.stop_ids): one of them may be what the model writes after thinking.
+SELECT avg((closed AND said_chars = 0)::INTEGER) FROM answers;
+
+-- examples:
+SELECT a.prompt_id, right(c.text, 160)
+FROM answers a JOIN completions c USING (conversation_id, turn)
+WHERE a.closed AND a.said_chars = 0 ORDER BY a.conversation_id LIMIT 3;

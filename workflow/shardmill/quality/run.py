@@ -1,0 +1,178 @@
+"""Runs the checks over the pilot, a shard or the whole build, and says whether they passed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from shardmill.catalog import connect
+from shardmill.errors import DataError
+from shardmill.files import write_json
+from shardmill.paths import BuildPaths
+from shardmill.quality.accounting import account
+from shardmill.quality.checks import Check, load_checks
+from shardmill.quality.facts import build_facts, prepare
+from shardmill.quality.verdict import render_verdict
+from shardmill.settings import Quality, Settings
+
+if TYPE_CHECKING:
+    import duckdb
+
+__all__ = ["check_build", "check_pilot", "check_shard", "render_verdict"]
+
+# Below this many rows a share says too little to stop a run (CONTRACTS.md, Checks and limits).
+LEAST_ROWS = 12
+# A shard is a sample of the build: its share may lie this many standard deviations beyond a limit that is meant for
+# the whole. With four, 1,828 shards exactly at the limit stop a good run once in about ten.
+_DEVIATIONS = 4.0
+_EXAMPLES = 3
+_EXAMPLE_CHARACTERS = 200
+
+Report = dict[str, Any]
+
+
+def check_pilot(build: BuildPaths, settings: Settings, shards: Sequence[str]) -> Report:
+    """Checks `shards` by the limits of the whole build and writes quality/pilot.json."""
+    report = _check(build, settings, "pilot", shards)
+    write_json(build.pilot_report, report)
+    return report
+
+
+def check_shard(build: BuildPaths, settings: Settings, shard: str) -> Report:
+    """Checks one shard, before it is published. Shares may exceed their limit by what so small a sample may."""
+    return _check(build, settings, "shard", [shard])
+
+
+def check_build(build: BuildPaths, settings: Settings) -> Report:
+    """Checks the whole build and writes quality/report.json. A build that doesn't balance is not passed, come what may."""
+    report = _check(build, settings, "build", None)
+    write_json(build.quality_report, report)
+    return report
+
+
+def _check(build: BuildPaths, settings: Settings, scope: str, shards: Sequence[str] | None) -> Report:
+    checks = load_checks(settings.quality)
+    with connect(build, shards) as connection:
+        prepare(connection, settings, build_facts(build))
+        accounting = account(connection) if scope == "build" else None
+        rows, ok, prompt_tokens, tokens = _totals(connection)
+        results = [
+            _result(connection, check, settings.quality, ok if scope == "shard" else None)
+            for check in checks.of_scope(scope)
+        ]
+        failures = _failures(connection)
+    few = scope != "build" and rows < LEAST_ROWS
+    failing = [
+        item for item in results if not item["passed"] and item["severity"] == "error" and not item["overridden"]
+    ]
+    passed = few or not failing
+    report = {
+        "build": build.name,
+        "passed": passed and (accounting is None or accounting["balanced"]),
+        "scope": scope,
+        "shards": list(shards) if shards is not None else None,
+        "checked_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "note": _note(few, rows, failing),
+        "rows": rows,
+        "ok": ok,
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": tokens,
+        "failures": failures,
+        "checks": results,
+        "off": list(checks.off),
+    }
+    return report if accounting is None else {**report, "accounting": accounting}
+
+
+def _note(few: bool, rows: int, failing: list[Report]) -> str | None:
+    if not few:
+        return None
+    said = f"{rows} rows are too few for a verdict ({LEAST_ROWS} are needed)"
+    return f"{said}; {len(failing)} checks would have failed" if failing else said
+
+
+def _result(connection: duckdb.DuckDBPyConnection, check: Check, quality: Quality, sample: int | None) -> Report:
+    """One entry of the report. `sample`: rows that a share is over, when they are a sample of a larger whole."""
+    value = _value(connection, check)
+    limit = check.limit if sample is None else _for_sample(check, sample)
+    passed = check.passes(value, limit)
+    result: Report = {
+        "name": check.name,
+        "title": check.title,
+        "value": value,
+        "limit": limit,
+        "passed": passed,
+        "severity": check.severity,
+        "direction": check.direction,
+        "unit": check.unit,
+        "overridden": not passed and not {check.name, "all"}.isdisjoint(quality.override),
+        "advice": check.advice,
+        "examples": [] if passed else _examples(connection, check),
+    }
+    return result
+
+
+def _for_sample(check: Check, rows: int) -> float | None:
+    limit = check.limit
+    if limit is None or check.unit != "share" or not 0 < limit < 1 or rows == 0:
+        return limit
+    slack = _DEVIATIONS * math.sqrt(limit * (1 - limit) / rows)
+    return min(1.0, limit + slack) if check.direction == "max" else max(0.0, limit - slack)
+
+
+def _value(connection: duckdb.DuckDBPyConnection, check: Check) -> float | None:
+    rows = _run(connection, check, check.query)
+    if len(rows) != 1 or len(rows[0]) != 1:
+        raise DataError(f"The check {check.path} must give one row of one value; it gave {len(rows)} rows.")
+    value = rows[0][0]
+    if value is None:
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise DataError(f"The check {check.path} must give a number; it gave {value!r}.") from None
+    if not math.isfinite(number):
+        return None
+    return int(number) if number.is_integer() else number
+
+
+def _examples(connection: duckdb.DuckDBPyConnection, check: Check) -> list[Report]:
+    if check.examples is None:
+        return []
+    rows = _run(connection, check, check.examples)[:_EXAMPLES]
+    if rows and len(rows[0]) != 2:
+        raise DataError(f"The examples of the check {check.path} must have two columns: prompt_id, and what is wrong.")
+    return [{"prompt_id": row[0], "what": _short(str(row[1]))} for row in rows]
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _EXAMPLE_CHARACTERS else line[: _EXAMPLE_CHARACTERS - 1] + "…"
+
+
+def _run(connection: duckdb.DuckDBPyConnection, check: Check, sql: str) -> list[tuple[Any, ...]]:
+    import duckdb
+
+    try:
+        return connection.execute(sql).fetchall()
+    except duckdb.Error as error:
+        raise DataError(f"DuckDB refuses the check {check.path}: {' '.join(str(error).split())}") from None
+
+
+def _totals(connection: duckdb.DuckDBPyConnection) -> tuple[int, int, int, int]:
+    """Rows, ok rows, and the ok rows' prompt and completion tokens."""
+    row = connection.execute(
+        "SELECT count(*), count(*) FILTER (status = 'ok'), coalesce(sum(prompt_tokens) FILTER (status = 'ok'), 0), "
+        "coalesce(sum(completion_tokens) FILTER (status = 'ok'), 0) FROM completions"
+    ).fetchone()
+    assert row is not None
+    return int(row[0]), int(row[1]), int(row[2]), int(row[3])
+
+
+def _failures(connection: duckdb.DuckDBPyConnection) -> dict[str, int]:
+    rows = connection.execute(
+        "SELECT reason, count(*) FROM completions WHERE status = 'failed' GROUP BY reason ORDER BY 2 DESC, 1"
+    ).fetchall()
+    return {str(reason): int(count) for reason, count in rows}
