@@ -1,0 +1,32 @@
+"""`python -m shardmill.fleet FOLDER`: the fleet process of a folder (fleet/home.py). The first job starts it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from shardmill.errors import ShardmillError
+from shardmill.files import read_json
+from shardmill.fleet import runlock
+from shardmill.fleet.home import Home
+from shardmill.fleet.process import FleetProcess
+from shardmill.fleet.timing import timing
+from shardmill.settings import resolve
+
+
+def main() -> int:
+    home = Home(Path(sys.argv[1]))
+    try:
+        with runlock.acquire(home.lock, runlock.myself("the fleet")):
+            asyncio.run(FleetProcess(home, resolve(read_json(home.settings)), timing()).run())
+    except runlock.Held:
+        return 0  # another was faster
+    except ShardmillError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

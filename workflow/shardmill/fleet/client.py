@@ -1,0 +1,289 @@
+"""A job's side of the fleet: leases asked for, waited for and given back, also over a fleet that is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from shardmill.engines.base import Fault
+from shardmill.errors import NoServers, SetupFault, ShardmillError
+from shardmill.files import read_json
+from shardmill.fleet import starter, wire
+from shardmill.fleet.home import Home
+from shardmill.paths import BuildPaths
+from shardmill.settings import Settings
+
+_REFUSALS: dict[str, type[ShardmillError]] = {"no_servers": NoServers, "setup": SetupFault}
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Leave to send one request to one server."""
+
+    id: int
+    server: str  # a short name, unique in the fleet
+    url: str  # without a trailing slash
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of the request of a lease.
+
+    `ok`: the server answered well-formed, which a refused prompt and a degenerate answer are too. With neither `ok` nor
+    a `fault` (the request was cancelled) it counts for and against nobody.
+    """
+
+    ok: bool
+    fault: Fault | None
+    detail: str
+    tokens: int
+    seconds: float
+    accept_length: float | None
+    degenerate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Aftermath:
+    """`server_died`: the server is known to have died since the lease was granted."""
+
+    server_died: bool
+
+
+@dataclass(slots=True)
+class _Wish:
+    avoid: frozenset[str]
+    alone: bool
+    granted: asyncio.Future[Lease]
+
+
+@dataclass(slots=True)
+class _Held:
+    lease: Lease
+    since: float
+    lost: asyncio.Event
+    outcome: Outcome | None = None  # set once it is being released
+    after: asyncio.Future[Aftermath] | None = None
+
+
+class Fleet:
+    """One job's membership in the fleet; an async context manager. Made by `join`."""
+
+    def __init__(self, settings: Settings, build: BuildPaths, job: str, order: int) -> None:
+        self.stop_requested = asyncio.Event()
+        self.warnings: tuple[str, ...] = ()
+        self._settings = settings
+        self._build = build
+        self._job = job
+        self._order = order
+        self._home = Home.of(settings)
+        self._wishes: dict[int, _Wish] = {}
+        self._held: dict[int, _Held] = {}
+        self._number = 0
+        self._wanted = 0
+        self._writer: asyncio.StreamWriter | None = None
+        self._refused: ShardmillError | None = None
+        self._reader: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def join(cls, settings: Settings, build: BuildPaths, job: str, order: int) -> Fleet:
+        """Connects to the fleet of these settings on this host, and starts it when there is none.
+
+        `job` names the job for status; the lowest `order` is served first. Raises ShardmillError when no fleet starts.
+        """
+        fleet = cls(settings, build, job, order)
+        connection = await starter.connect_or_start(fleet._home, settings)
+        fleet._hello(connection[1])
+        fleet._reader = asyncio.create_task(fleet._run(connection[0]))
+        return fleet
+
+    async def __aenter__(self) -> Fleet:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._reader is not None:
+            self._reader.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._reader
+        if self._writer is not None:
+            self._writer.close()
+            with contextlib.suppress(ConnectionError):
+                await self._writer.wait_closed()
+
+    def want(self, n: int) -> None:
+        """Says how many leases the job could use at once, for `status`."""
+        if n != self._wanted:
+            self._wanted = n
+            self._send({"op": "want", "n": n})
+
+    async def lease(self, avoid: frozenset[str] = frozenset(), alone: bool = False) -> Lease:
+        """Waits for a server with room, and takes a place there.
+
+        avoid: names of servers not to be given while there is another. alone: a server with nothing else in flight,
+        and nothing else until the release. Raises NoServers when there was none for `generate.patience_s`, SetupFault
+        when servers can't be used as they are set up. Cancelling gives nothing away.
+        """
+        if self._refused is not None:
+            raise self._refused
+        self._number += 1
+        number = self._number
+        wish = _Wish(avoid, alone, asyncio.get_running_loop().create_future())
+        self._wishes[number] = wish
+        self._send(self._ask(number, wish))
+        try:
+            return await wish.granted
+        except asyncio.CancelledError:
+            self._take_back(number)
+            raise
+
+    async def release(self, lease: Lease, outcome: Outcome) -> Aftermath:
+        """Gives a lease back with what became of its request. After a broken connection this takes some seconds,
+        until it is known whether the server died."""
+        held = self._held[lease.id]
+        held.outcome = outcome
+        held.after = asyncio.get_running_loop().create_future()
+        self._send(_release(lease.id, outcome))
+        if outcome.ok or outcome.fault is None:
+            # Nothing to wait for. The fleet's own account is what counts, so a lost message is sent again on reconnect.
+            return Aftermath(server_died=False)
+        return await held.after
+
+    def lost(self, lease: Lease) -> asyncio.Event:
+        """Set when the lease's server is known to be dead or hung: no answer will come, cancel the request."""
+        return self._held[lease.id].lost
+
+    # The connection
+
+    async def _run(self, reader: asyncio.StreamReader) -> None:
+        """Reads until the fleet is gone, then finds or starts the next, for as long as the job lives."""
+        try:
+            while True:
+                while (message := await wire.read(reader)) is not None:
+                    self._take(message)
+                if self._writer is not None:
+                    self._writer.close()
+                    self._writer = None
+                if self.stop_requested.is_set():
+                    return
+                reader, writer = await starter.connect_or_start(self._home, self._settings)
+                self._hello(writer)
+        except ShardmillError as error:
+            self._refuse(error)
+
+    def _hello(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        now = time.monotonic()
+        self._send(
+            {
+                "op": "hello",
+                "who": "job",
+                "job": self._job,
+                "order": self._order,
+                "build": str(self._build.root.absolute()),
+                "lock": str(self._build.lock.absolute()),
+                "limit": self._settings.generate.concurrency,
+                "patience_s": self._settings.generate.patience_s,
+                "vocab": _vocabulary(self._build),
+                "want": self._wanted,
+                "held": [
+                    {"n": n, "server": held.lease.server, "age_s": now - held.since} for n, held in self._held.items()
+                ],
+            }
+        )
+        for number, wish in self._wishes.items():
+            self._send(self._ask(number, wish))
+        for number, held in self._held.items():
+            if held.outcome is not None:
+                self._send(_release(number, held.outcome))
+
+    def _send(self, message: wire.Message) -> None:
+        if self._writer is not None:  # else it is told with the next hello
+            wire.write(self._writer, message)
+
+    def _take(self, message: wire.Message) -> None:
+        match message["op"]:
+            case "grant":
+                self._granted(message["n"], message["server"], message["url"])
+            case "after":
+                self._released(message["n"], bool(message["server_died"]))
+            case "lost":
+                held = self._held.get(message["n"])
+                if held is not None:
+                    held.lost.set()
+            case "refuse":
+                self._refuse(_REFUSALS[message["kind"]](message["message"]))
+            case "stop":
+                self.stop_requested.set()
+            case "welcome":
+                self.warnings = tuple(message["warnings"])
+            case other:
+                raise ShardmillError(f"The fleet says {other!r}, which this job does not know: use one version.")
+
+    def _ask(self, number: int, wish: _Wish) -> wire.Message:
+        return {"op": "lease", "n": number, "avoid": sorted(wish.avoid), "alone": wish.alone}
+
+    def _granted(self, number: int, server: str, url: str) -> None:
+        lease = Lease(number, server, url)
+        wish = self._wishes.pop(number, None)
+        if wish is None or wish.granted.done():
+            # Cancelled while the grant was under way.
+            self._held[number] = _Held(lease, time.monotonic(), asyncio.Event(), _UNUSED)
+            self._send(_release(number, _UNUSED))
+            return
+        self._held[number] = _Held(lease, time.monotonic(), asyncio.Event())
+        wish.granted.set_result(lease)
+
+    def _take_back(self, number: int) -> None:
+        """A wish was cancelled: before its grant, or after it and before its task ran."""
+        if self._wishes.pop(number, None) is not None:
+            self._send({"op": "cancel", "n": number})
+        elif (held := self._held.get(number)) is not None and held.outcome is None:
+            held.outcome = _UNUSED
+            self._send(_release(number, _UNUSED))
+
+    def _released(self, number: int, server_died: bool) -> None:
+        held = self._held.pop(number, None)
+        if held is not None and held.after is not None and not held.after.done():
+            held.after.set_result(Aftermath(server_died))
+
+    def _refuse(self, error: ShardmillError) -> None:
+        self._refused = error
+        for wish in self._wishes.values():
+            if not wish.granted.done():
+                wish.granted.set_exception(error)
+        self._wishes.clear()
+        for held in self._held.values():
+            if held.after is not None and not held.after.done():
+                held.after.set_result(Aftermath(server_died=False))
+
+
+_UNUSED = Outcome(ok=False, fault=None, detail="cancelled", tokens=0, seconds=0.0, accept_length=None, degenerate=False)
+
+
+def _release(number: int, outcome: Outcome) -> wire.Message:
+    return {
+        "op": "release",
+        "n": number,
+        "ok": outcome.ok,
+        "fault": None if outcome.fault is None else outcome.fault.value,
+        "detail": outcome.detail,
+        "tokens": outcome.tokens,
+        "seconds": outcome.seconds,
+        "accept_length": outcome.accept_length,
+        "degenerate": outcome.degenerate,
+    }
+
+
+def _vocabulary(build: BuildPaths) -> int | None:
+    """The model's vocabulary size as the prompts step wrote it down; None before it has."""
+    try:
+        model: dict[str, Any] | None = read_json(build.build_json).get("model")
+    except (OSError, ValueError):
+        return None
+    size = (model or {}).get("vocab_size")
+    return size if isinstance(size, int) else None

@@ -1,0 +1,405 @@
+"""The fleet process: one per host and set of servers, between the jobs that share it and the servers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Coroutine
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from shardmill.engines.base import Fault
+from shardmill.engines.choose import engine, new_session
+from shardmill.errors import SettingsError, SetupFault
+from shardmill.files import read_json, write_json
+from shardmill.fleet import state, wire
+from shardmill.fleet.endpoints import endpoints
+from shardmill.fleet.gpus import gpus
+from shardmill.fleet.home import Home
+from shardmill.fleet.jobs import Job, Runs
+from shardmill.fleet.member import Expectation, Member, Site, State
+from shardmill.fleet.pool import Ask, Pool
+from shardmill.fleet.timing import Timing
+from shardmill.servers.choose import launchers
+from shardmill.servers.process import left_over
+from shardmill.settings import Settings
+
+# After these a server may be dead: it is looked at before the job hears what became of its request.
+_BROKEN = frozenset({Fault.REFUSED, Fault.RESET, Fault.HALF_SENT, Fault.TIMEOUT})
+_LOAD_TIMEOUT_S = 5.0
+_SOCKET_FOLDER = "shardmill-"
+_SOCKET_PATH_LIMIT = 100  # of 107 bytes, on Linux
+
+
+class FleetProcess:
+    """Holds the pool. Everything runs on one event loop; `run` returns when nobody needs the fleet any more."""
+
+    def __init__(self, home: Home, settings: Settings, timing: Timing) -> None:
+        self.home = home
+        self.settings = settings
+        self.timing = timing
+        self.pool = Pool()
+        self.members: dict[str, Member] = {}
+        self.jobs: dict[str, Job] = {}
+        self.runs = Runs()
+        self.started = datetime.now(UTC)
+        self.expected = Expectation(settings.model.name, settings.model.context)
+        self._lives: dict[str, asyncio.Task[None]] = {}
+        self._background: set[asyncio.Task[None]] = set()
+        self._ids = count(1)
+        self._leave = asyncio.Event()
+        self._needed_at = time.monotonic()
+        self._server_at = time.monotonic()
+        self._over_at: float | None = None
+        self._commands = 0
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._leave.set)
+        key_variable = self.settings.servers.api_key_env
+        key = os.environ.get(key_variable) if key_variable else None
+        async with new_session() as session:
+            self.site = Site(
+                home=self.home,
+                engine=engine(self.settings.servers.engine, key),
+                session=session,
+                pool=self.pool,
+                timing=self.timing,
+                expected=self.expected,
+                changed=self._give_out,
+                lost=self._tell_lost,
+                log=_log,
+            )
+            await self._take_over()
+            self._read_endpoints()
+            folder = _socket_folder(self.home)
+            server = await asyncio.start_unix_server(self._serve, folder / "fleet", limit=wire.LINE_LIMIT)
+            write_json(self.home.address, {"socket": str(folder / "fleet"), "pid": os.getpid()})
+            _log(f"fleet {self.home.root.name} at work for {self.settings.model.name} ({self.settings.servers.engine})")
+            try:
+                await self._until_not_needed()
+            finally:
+                server.close()
+                self.home.address.unlink(missing_ok=True)
+                await self._shut_down()
+                shutil.rmtree(folder, ignore_errors=True)
+        _log("fleet left")
+
+    # Servers
+
+    async def _take_over(self) -> None:
+        """Servers of a fleet that was killed go on serving, when they are what this one would start."""
+        if not self.settings.servers.launch:
+            return
+        wanted = {launcher.name: launcher for launcher in launchers(self.settings, self.home)}
+        running = {process.name: process for process in left_over(self.home)}
+        for name, launcher in wanted.items():
+            member = Member(name, self.site, launcher, url="")
+            process = running.get(name)
+            if process is not None and process.record["fingerprint"] == await launcher.fingerprint():
+                _log(f"{name}: taken over, process {process.pid} at {process.url}")
+                member.process = running.pop(name)
+                member.url = process.url
+            self._add(member)
+        await asyncio.gather(*(process.stop(self.timing.grace_s) for process in running.values()))
+
+    def _read_endpoints(self) -> None:
+        if self.settings.servers.launch:
+            return
+        try:
+            given = {endpoint.name: endpoint for endpoint in endpoints(self.settings)}
+        except SettingsError as error:
+            _log(f"{error} The servers stay as they are.")
+            return
+        for name, endpoint in given.items():
+            if name not in self.members:
+                self._add(Member(name, self.site, None, url=endpoint.url))
+        for name in [name for name in self.members if name not in given]:
+            _log(f"{name}: taken out of the endpoints")
+            self._remove(name)
+        for name in [name for name in self.pool.slots if name not in self.members]:
+            if not self.pool.slots[name].outstanding:
+                self.pool.forget(name)
+
+    def _add(self, member: Member) -> None:
+        self.members[member.name] = member
+        life = asyncio.create_task(member.run())
+        self._lives[member.name] = life
+        life.add_done_callback(lambda life: self._ended(member, life))
+
+    def _ended(self, member: Member, life: asyncio.Task[None]) -> None:
+        """One server's trouble must not end the others' work, and must not pass in silence either."""
+        error = None if life.cancelled() else life.exception()
+        if error is not None:
+            member.give_up(f"{type(error).__name__} in the fleet: {error}")
+
+    def _remove(self, name: str) -> None:
+        """Out of the pool; the answers under way still come."""
+        self._lives.pop(name).cancel()
+        self.pool.close(name)
+        del self.members[name]
+
+    async def _shut_down(self) -> None:
+        for life in self._lives.values():
+            life.cancel()
+        await asyncio.gather(*self._lives.values(), return_exceptions=True)
+        await asyncio.gather(*(member.shut_down() for member in self.members.values()))
+        for job in self.jobs.values():
+            job.writer.close()
+        for task in list(self._background):
+            task.cancel()
+        self._write_state()
+
+    # Jobs
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            hello = await wire.read(reader)
+            if hello is None:
+                return
+            if hello.get("who") == "cli":
+                await self._serve_command_line(reader, writer)
+                return
+            job = self._welcome(hello, writer)
+            try:
+                while (message := await wire.read(reader)) is not None:
+                    self._hear(job, message)
+            finally:
+                self._farewell(job)
+        finally:
+            writer.close()
+
+    def _welcome(self, hello: wire.Message, writer: asyncio.StreamWriter) -> Job:
+        now = time.monotonic()
+        job = Job(
+            id=str(next(self._ids)),
+            writer=writer,
+            name=hello["job"],
+            order=hello["order"],
+            limit=hello["limit"],
+            patience_s=hello["patience_s"],
+            build=hello["build"],
+            lock=Path(hello["lock"]),
+            joined=now,
+            wanted=hello["want"],
+        )
+        self.jobs[job.id] = job
+        self.runs.note(job.lock)
+        for held in hello["held"]:
+            self.pool.adopt((job.id, held["n"]), held["server"])
+            job.granted_at[held["n"]] = now - held["age_s"]
+        if hello["vocab"] is not None and hello["vocab"] != self.expected.vocabulary:
+            self.expected.vocabulary = hello["vocab"]
+            self._judge_all()
+        warnings = [member.warning for member in self.members.values() if member.warning]
+        job.tell({"op": "welcome", "warnings": warnings})
+        return job
+
+    def _judge_all(self) -> None:
+        for member in self.members.values():
+            try:
+                member.judge()
+            except SetupFault as fault:
+                member.refuse(fault)
+
+    def _farewell(self, job: Job) -> None:
+        """Ended or killed: what it held is free again."""
+        del self.jobs[job.id]
+        self.pool.drop(job.id)
+        self._needed_at = time.monotonic()
+        self._give_out()
+
+    def _hear(self, job: Job, message: wire.Message) -> None:
+        number = message["n"]
+        match message["op"]:
+            case "lease":
+                self.pool.ask(Ask(job.id, number, job.order, job.limit, frozenset(message["avoid"]), message["alone"]))
+                self._give_out()
+                self._refuse_where_hopeless()
+            case "cancel":
+                self.pool.cancel((job.id, number))
+                self._give_out()
+            case "release":
+                self._released(job, message)
+            case "want":
+                job.wanted = number
+
+    def _released(self, job: Job, message: wire.Message) -> None:
+        number = message["n"]
+        granted_at = job.granted_at.pop(number, time.monotonic())
+        name = self.pool.release((job.id, number))
+        member = self.members.get(name) if name is not None else None
+        fault = None if message["fault"] is None else Fault(message["fault"])
+        if member is not None:
+            self._note(member, message, fault)
+        self._give_out()
+        if member is not None and fault in _BROKEN:
+            self._in_background(self._find_out(job, number, member, granted_at))
+        else:
+            job.tell({"op": "after", "n": number, "server_died": False})
+
+    async def _find_out(self, job: Job, number: int, member: Member, granted_at: float) -> None:
+        died = await member.died_since(granted_at)
+        job.tell({"op": "after", "n": number, "server_died": died})
+
+    def _note(self, member: Member, message: wire.Message, fault: Fault | None) -> None:
+        if message["ok"]:
+            self.pool.well(member.name)
+            member.record.answered(
+                time.monotonic(),
+                message["seconds"],
+                message["tokens"],
+                message["accept_length"],
+                message["degenerate"],
+            )
+            if member.record.bad is not None:
+                member.poke()
+        elif fault is not None:
+            member.record.failed(fault, message["detail"])
+            if fault is Fault.QUEUE_FULL:
+                self.pool.full(member.name)
+            if member.record.suspect:
+                member.withdraw()
+
+    def _give_out(self) -> None:
+        for grant in self.pool.grants():
+            job, member = self.jobs[grant.ask.client], self.members[grant.server]
+            job.granted_at[grant.ask.number] = time.monotonic()
+            member.granted()
+            job.tell({"op": "grant", "n": grant.ask.number, "server": member.name, "url": member.url})
+
+    def _tell_lost(self, name: str) -> None:
+        for client, number in self.pool.slots[name].outstanding:
+            self.jobs[client].tell({"op": "lost", "n": number})
+
+    # Hope and patience
+
+    def _refuse_where_hopeless(self) -> None:
+        """Jobs wait while there may be a server again; not longer than their patience, and not for nothing."""
+        now = time.monotonic()
+        members = list(self.members.values())
+        # A first start takes as long as it takes (its own deadline ends it): patience is for servers that are lost.
+        if any(
+            member.state is State.READY or (member.launcher is not None and member.starting and not member.failures)
+            for member in members
+        ):
+            self._server_at = now
+            return
+        refused = [member for member in members if member.state is State.REFUSED]
+        if members and all(member.state in (State.REFUSED, State.FAILED) for member in members):
+            kind = "setup" if refused else "no_servers"
+            self._refuse(list(self.jobs.values()), kind, _because(refused or members, "No server can be used"))
+            return
+        impatient = [job for job in self.jobs.values() if now - max(self._server_at, job.joined) >= job.patience_s]
+        if impatient:
+            patience = max(job.patience_s for job in impatient)
+            what = f"No server was left for {patience:.0f} s (generate.patience_s)"
+            self._refuse(impatient, "no_servers", _because(members, what))
+
+    def _refuse(self, jobs: list[Job], kind: str, message: str) -> None:
+        for job in jobs:
+            if self.pool.cancel_all(job.id):
+                job.tell({"op": "refuse", "n": 0, "kind": kind, "message": message})
+
+    # The command line
+
+    async def _serve_command_line(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while (message := await wire.read(reader)) is not None:
+            match message["op"]:
+                case "stay":
+                    self.home.stay.touch()
+                case "down":
+                    self.home.stay.unlink(missing_ok=True)
+                    self._leave.set()
+                case "state":
+                    pass
+            wire.write(writer, self._state())
+
+    # Life
+
+    async def _until_not_needed(self) -> None:
+        written = looked = -1e9
+        while not self._leave.is_set():
+            now = time.monotonic()
+            if now - looked >= self.timing.endpoints_s:
+                looked = now
+                self._read_endpoints()
+            self._refuse_where_hopeless()
+            self._tell_stop()
+            if now - written >= self.timing.state_s:
+                written = now
+                self._in_background(self._look_at_loads())
+            if self._not_needed(now):
+                return
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._leave.wait(), self.timing.tick_s)
+
+    def _tell_stop(self) -> None:
+        for job in self.jobs.values():
+            if self.runs.over(job.lock) and not job.told_to_stop:
+                job.told_to_stop = True
+                _log(f"the run of {job.name} is over: it is told to leave")
+                job.tell({"op": "stop", "n": 0})
+
+    def _not_needed(self, now: float) -> bool:
+        if self.home.stay.exists() or self.runs.any_alive():
+            self._needed_at, self._over_at = now, None
+            return False
+        if any(not job.told_to_stop for job in self.jobs.values()):
+            self._needed_at, self._over_at = now, None
+            return False
+        if self.jobs:  # told to leave, and not gone yet
+            self._over_at = self._over_at if self._over_at is not None else now
+            return now - self._over_at > self.timing.leave_s
+        given_up = bool(self.members) and all(
+            member.state in (State.REFUSED, State.FAILED) for member in self.members.values()
+        )
+        return given_up or now - self._needed_at > self.timing.linger_s
+
+    async def _look_at_loads(self) -> None:
+        seen = await gpus() if self.settings.servers.launch and self.settings.servers.gpus else {}
+        await asyncio.gather(*(member.look(_LOAD_TIMEOUT_S, seen) for member in self.members.values()))
+        self._write_state()
+
+    def _write_state(self) -> None:
+        write_json(self.home.state, self._state())
+
+    def _state(self) -> wire.Message:
+        return state.describe(self)
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+
+def _because(members: list[Member], what: str) -> str:
+    reasons = "; ".join(f"{member.name} {member.why or member.state.value}" for member in members[:4])
+    more = f"; and {len(members) - 4} more" if len(members) > 4 else ""
+    return f"{what}: {reasons}{more}." if members else f"{what}: no endpoint is given."
+
+
+def _socket_folder(home: Home) -> Path:
+    """A new folder that only this user can enter, at a path short enough for a socket in it."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        old = Path(read_json(home.address)["socket"]).parent  # of a fleet that was killed
+        if old.name.startswith(_SOCKET_FOLDER):
+            shutil.rmtree(old, ignore_errors=True)
+    base = tempfile.gettempdir()
+    if len(base) > _SOCKET_PATH_LIMIT - len("/shardmill-xxxxxxxx/fleet"):
+        base = "/tmp"
+    return Path(tempfile.mkdtemp(prefix=_SOCKET_FOLDER, dir=base))
+
+
+def _log(line: str) -> None:
+    sys.stderr.write(f"{datetime.now(UTC).isoformat(timespec='seconds')} {line}\n")
+    sys.stderr.flush()

@@ -1,0 +1,91 @@
+"""What a fleet tells about itself: state.json, and what `servers status` and `status` show. Plain JSON values.
+
+Shares are 0 to 1, times seconds, sizes bytes. None: not known.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections import Counter
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardmill.fleet.member import Member
+    from shardmill.fleet.process import FleetProcess
+
+
+def describe(fleet: FleetProcess) -> dict[str, Any]:
+    now = time.monotonic()
+    waiting = fleet.pool.waiting_by_client()
+    settings = fleet.settings
+    return {
+        "key": fleet.home.root.name,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "started": fleet.started.isoformat(timespec="seconds"),
+        "updated": datetime.now(UTC).isoformat(timespec="seconds"),
+        "engine": settings.servers.engine,
+        "model": settings.model.name,
+        "launch": settings.servers.launch,
+        "stay": fleet.home.stay.exists(),
+        "log": str(fleet.home.log),
+        "waiting": fleet.pool.waiting,
+        "runs": fleet.runs.describe(),
+        "jobs": [
+            {
+                "job": job.name,
+                "order": job.order,
+                "build": job.build,
+                "wanted": job.wanted,
+                "waiting": waiting[job.id],
+                "in_flight": len(job.granted_at),
+            }
+            for job in sorted(fleet.jobs.values(), key=lambda job: job.order)
+        ],
+        "servers": [_server(fleet, member, now) for member in fleet.members.values()],
+        "warnings": [member.warning for member in fleet.members.values() if member.warning],
+    }
+
+
+def _server(fleet: FleetProcess, member: Member, now: float) -> dict[str, Any]:
+    slot = fleet.pool.slots[member.name]
+    record, info, load, process = member.record, member.info, member.load, member.process
+    faults = Counter(record.faults)
+    faults.update(member.faults_before)
+    accept_length = record.accept_length
+    if accept_length is None and load is not None:
+        accept_length = load.accept_length
+    return {
+        "name": member.name,
+        "url": member.url,
+        "state": member.state.value,
+        "why": member.why,
+        "for_s": round(now - member.since, 1),
+        "starts": member.starts,
+        "restarts": member.restarts,
+        "in_flight": len(slot.outstanding),
+        "answers": member.answers_before + record.answers,
+        "faults": dict(faults),
+        "last_fault": record.last_fault,
+        "running": load.running if load else None,
+        "queued": load.queued if load else None,
+        "effective_cap": info.running_cap if info else None,
+        "requested_cap": info.requested_cap if info else None,
+        "cap_reason": member.cap_reason,
+        "kv_use": load.kv_use if load else None,
+        "mamba_use": load.mamba_use if load else None,
+        "tokens_per_s": load.tokens_per_s if load else None,
+        "accept_length": accept_length,
+        "model": info.model_name if info else None,
+        "context": info.context if info else None,
+        "vocab_size": info.vocab_size if info else None,
+        "version": info.version if info else None,
+        "pid": process.pid if process else None,
+        "resident_bytes": member.resident_bytes,
+        "gpu": asdict(member.gpu) if member.gpu else None,
+        "log": str(process.log) if process else None,
+    }
