@@ -20,7 +20,8 @@ def each(place, shards):
 
 def targets():
     """Every file of every unfinished shard, then the verdict over the whole build."""
-    wanted = each(BUILD.tokens, PLAN.unfinished) + each(BUILD.manifest, PLAN.unfinished)
+    places = (BUILD.completions, BUILD.tokens, BUILD.manifest)
+    wanted = [file for place in places for file in each(place, PLAN.unfinished)]
     if PLAN.quality:
         wanted.append(str(BUILD.quality_passed(PLAN.checks_key)))
     return wanted or [ancient(str(BUILD.quality_report))]

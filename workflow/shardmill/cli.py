@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 
 import click
@@ -53,9 +54,18 @@ def main() -> None:
     try:
         cli(standalone_mode=True)
     except ShardmillError as error:
-        click.echo(f"Error: {error}", err=True)
+        _say(f"Error: {error}")
         sys.exit(error.exit_code)
     except BrokenPipeError:
         # The reader (head, less) has seen enough.
         sys.stderr.close()
         sys.exit(0)
+
+
+def _say(sentence: str) -> None:
+    """To stderr; in a job of a build also to its log file, by the handlers that it has set up."""
+    log = logging.getLogger()
+    if log.handlers:
+        log.error("%s", sentence)
+    else:
+        click.echo(sentence, err=True)

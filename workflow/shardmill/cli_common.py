@@ -62,4 +62,4 @@ def _from_config(configfiles: tuple[Path, ...]) -> Target:
     from shardmill.run import find_build
 
     settings = load(*configfiles)
-    return Target(find_build(settings, Path.cwd()), settings)
+    return Target(find_build(settings, Path()), settings)

@@ -33,7 +33,7 @@ class Finding:
 )
 def doctor(configfiles: tuple[Path, ...]) -> None:
     """Checks environment, inputs, disk, servers and store. Exit code 1 when something needs mending."""
-    findings = list(_findings(load(*configfiles), Path.cwd()))
+    findings = list(_findings(load(*configfiles), Path()))
     for finding in findings:
         mark = click.style("ok  ", fg="green") if finding.well else click.style("MEND", fg="red", bold=True)
         click.echo(f"{mark}  {finding.what:<12} {finding.detail}")

@@ -34,7 +34,7 @@ def plan(
 ) -> None:
     """What a run would restore and generate, the tokens, hours and dollars that it would take."""
     settings = target(root, configfiles).settings
-    run = plan_run(settings, Path.cwd())
+    run = plan_run(settings, Path())
     known = _known(run, mean_tokens, tokens_per_s)
     summary = _summary(run, known, estimate(known))
     if as_json:

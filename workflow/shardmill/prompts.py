@@ -22,7 +22,7 @@ from shardmill.errors import DataError
 from shardmill.files import read_json, write_json
 from shardmill.identity import prompt_id, sampling_identity, shard_of
 from shardmill.paths import BuildPaths, shard_names
-from shardmill.reading import Conversation, Reader, ReadOptions, Reject, RejectReason, dataset_files
+from shardmill.reading import Conversation, Reader, Reject, RejectReason, dataset_files
 from shardmill.rendering.files import tokenizer_folder
 from shardmill.rendering.render import Rendered, Renderer, RenderError
 from shardmill.schemas import PROMPTS, REJECTS, write_table
@@ -64,7 +64,7 @@ def make_prompts(settings: Settings, build: BuildPaths, shards: Sequence[str], w
 
     Raises DataError for a dataset that can't be read (`dataset.bad_records: fail`) or that makes no prompt at all.
     """
-    base = Path.cwd()
+    base = Path()
     files = dataset_files(list(settings.dataset.path), base)
     template = Path(settings.model.chat_template) if settings.model.chat_template else None
     task = RenderTask(
@@ -75,7 +75,14 @@ def make_prompts(settings: Settings, build: BuildPaths, shards: Sequence[str], w
     sampling = sampling_identity(settings, stop_ids)
 
     with tempfile.TemporaryDirectory(dir=build.run, prefix="prompts-") as scratch, ExitStack() as stack:
-        reader = Reader(files, base, ReadOptions.of(settings), Path(scratch))
+        reader = Reader(
+            files,
+            Path(scratch),
+            bad_records=settings.dataset.bad_records,
+            rejoin=settings.prompts.rejoin,
+            dedupe=settings.prompts.dedupe,
+            base=base,
+        )
         spool = stack.enter_context(ShardSpool(Path(scratch), PROMPTS, settings.prompts.shards))
         rejects: list[Reject] = []
         counts = _Counts(settings)

@@ -86,7 +86,7 @@ def open_run(config: Mapping[str, Any], frozen: bool) -> Run:
     Ends the process with one sentence where the config is wrong or the dataset is missing.
     """
     try:
-        return plan_run(resolve(config), Path.cwd(), frozen)
+        return plan_run(resolve(config), Path(), frozen)
     except ShardmillError as error:
         _stop(error)
 

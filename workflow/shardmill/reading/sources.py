@@ -51,8 +51,11 @@ def dataset_files(path: str | Sequence[str], base: Path) -> list[Path]:
 
 
 def dataset_digest(files: Iterable[Path], digest: Callable[[Path], str] = sha256_file) -> str:
-    """sha256 hex over the sorted sha256 hex digests of the files, a line each: paths and order don't matter."""
-    return hashlib.sha256("".join(f"{each}\n" for each in sorted(map(digest, files))).encode()).hexdigest()
+    """One file's sha256; of several, sha256 hex over their sorted digests, a line each. Paths and order don't matter."""
+    digests = sorted(map(digest, files))
+    if len(digests) == 1:
+        return digests[0]
+    return hashlib.sha256("".join(f"{each}\n" for each in digests).encode()).hexdigest()
 
 
 @dataclass(slots=True)
