@@ -1,0 +1,1 @@
+"""Generate: the prompts of a shard to completions, whatever the servers do."""

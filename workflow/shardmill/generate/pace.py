@@ -1,0 +1,17 @@
+"""How often and how long: the generator's own times. Tests make them shorter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """All in seconds."""
+
+    sync_s: float = 1.0  # the journal to the disk; a power cut loses this much and one fsync
+    progress_s: float = 5.0
+    log_s: float = 30.0
+    backoff_s: float = 0.5
+    backoff_most_s: float = 15.0
+    journal_wait_s: float = 60.0  # for another job's lock on the journal

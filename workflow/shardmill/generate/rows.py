@@ -1,0 +1,126 @@
+"""Rows of completions: what the journal keeps of one, and the shard's Parquet file made of them at its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from shardmill.errors import ShardmillError
+from shardmill.generate.journal import Journal
+from shardmill.generate.prompts import Key, ShardPrompts
+from shardmill.generate.reasons import FailReason
+from shardmill.schemas import COMPLETIONS, write_table
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What became of one prompt. A failed one has a reason, no ids and no finish."""
+
+    reason: FailReason | None
+    output_ids: list[int]
+    finish: str | None  # 'stop' | 'length'
+    accept_length: float | None
+    attempts: int  # audited answers
+    server: str | None
+    latency_s: float | None  # of the request that was kept
+
+
+def record(
+    key: Key, prompt_id: str, completion: Completion, prompt_ids: list[int], rendered_here: bool
+) -> dict[str, Any]:
+    """A row as the journal keeps it. Ids of prompts are kept only where the prompts file hasn't got them."""
+    return {
+        "conversation_id": key[0],
+        "turn": key[1],
+        "prompt_id": prompt_id,
+        "prompt_ids": prompt_ids if rendered_here else None,
+        "reason": completion.reason,
+        "output_ids": completion.output_ids,
+        "finish_reason": completion.finish,
+        "accept_length": completion.accept_length,
+        "attempts": completion.attempts,
+        "server": completion.server,
+        "latency_s": completion.latency_s,
+        "finished_ms": time.time_ns() // 1_000_000,
+    }
+
+
+def record_key(record: dict[str, Any]) -> Key:
+    return record["conversation_id"], record["turn"]
+
+
+def write_completions(
+    path: Path,
+    prompts: ShardPrompts,
+    done: dict[Key, int],
+    journal: Journal,
+    decode: Callable[[list[int]], str],
+    stop_ids: frozenset[int],
+) -> int:
+    """Compacts the journal into completions/<shard>.parquet, in the order of (conversation_id, turn); returns its rows.
+
+    `done` gives each row's place in the journal. Turns after a failed one have none, and no row.
+    """
+    try:
+        return write_table(path, COMPLETIONS, _rows(prompts, done, journal, decode, stop_ids))
+    except OSError as error:
+        raise ShardmillError(
+            f"{path} cannot be written ({error.strerror}). The rows are safe in {journal.path}: "
+            f"mend that, and run again."
+        ) from error
+
+
+def _rows(
+    prompts: ShardPrompts,
+    done: dict[Key, int],
+    journal: Journal,
+    decode: Callable[[list[int]], str],
+    stop_ids: frozenset[int],
+) -> Iterator[dict[str, Any]]:
+    for key in prompts:
+        if key in done:
+            yield _row(prompts, key, journal.read(done[key]), decode, stop_ids)
+
+
+def _row(
+    prompts: ShardPrompts,
+    key: Key,
+    record: dict[str, Any],
+    decode: Callable[[list[int]], str],
+    stop_ids: frozenset[int],
+) -> dict[str, Any]:
+    turn = prompts.turn(key)
+    prompt_ids = record["prompt_ids"] if turn.prompt_ids is None else turn.prompt_ids
+    output_ids: list[int] = record["output_ids"]
+    ok = record["reason"] is None
+    return {
+        "prompt_id": record["prompt_id"],
+        "conversation_id": key[0],
+        "source_id": turn.source_id,
+        "turn": key[1],
+        "status": "ok" if ok else "failed",
+        "reason": record["reason"],
+        "prompt_ids": prompt_ids,
+        "output_ids": output_ids,
+        "text": decode(spoken(output_ids, stop_ids)) if ok else None,
+        "finish_reason": record["finish_reason"],
+        "prompt_tokens": len(prompt_ids) if ok else 0,
+        "completion_tokens": len(output_ids),
+        "accept_length": record["accept_length"],
+        "attempts": record["attempts"],
+        "server": record["server"],
+        "latency_s": record["latency_s"],
+        "finished_at": _EPOCH + timedelta(milliseconds=record["finished_ms"]),
+        "reused_from": None,
+    }
+
+
+def spoken(output_ids: list[int], stop_ids: frozenset[int]) -> list[int]:
+    """An answer's ids without its final stop id."""
+    return output_ids[:-1] if output_ids and output_ids[-1] in stop_ids else output_ids
