@@ -4,8 +4,8 @@
 killed, so that the answers under way go on and the next fleet can take the server over; without another fleet it stops
 the server after `orphan_s`. It holds `Charge.lock` for its life, which is how others know that the server's there.
 
-It is a child subreaper (prctl(2)): whatever the server starts stays its descendant, also a process with a session of its
-own. The server is killed by the kernel when the guardian is.
+It is a child subreaper (prctl(2)): whatever the server starts stays its descendant, also with a session of its
+own. The kernel kills the server when the guardian is killed.
 """
 
 from __future__ import annotations
