@@ -35,6 +35,7 @@ class Fault(StrEnum):
     NO_IDS = "no_ids"  # 200 without the answer's token ids
     BAD_IDS = "bad_ids"  # ids outside the model's vocabulary, or not integers
     COUNTS_DISAGREE = "counts_disagree"  # token counts that contradict the ids sent or received, or are missing
+    WRONG_ID = "wrong_id"  # an answer to another request
     BAD_FINISH = "bad_finish"  # a finish reason that is missing, unknown, or contradicts the ids
 
 

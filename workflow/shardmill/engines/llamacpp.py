@@ -125,6 +125,7 @@ def _payload(request: Request) -> dict[str, Any]:
         "prompt": http.plain(request.prompt_ids),
         "n_predict": request.max_new_tokens,
         "return_tokens": True,
+        "response_fields": ["tokens", "stop_type", "tokens_predicted", "tokens_evaluated"],
         "cache_prompt": False,
         "stream": False,
         "samplers": ["temperature", "top_k", "top_p", "min_p"],

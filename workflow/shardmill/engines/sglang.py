@@ -63,7 +63,7 @@ class SGLang:
         http.check_status(reply, url)
         if reply.status == 400:
             raise _refused(reply, url)
-        return _answer(reply)
+        return _answer(reply, request.request_id)
 
     async def abort(self, session: aiohttp.ClientSession, url: str, request_id: str) -> None:
         try:
@@ -195,7 +195,7 @@ def _refused(reply: http.Reply, url: str) -> Exception:
     return PromptRefused(Refusal.OTHER, message)
 
 
-def _answer(reply: http.Reply) -> Answer:
+def _answer(reply: http.Reply, request_id: str) -> Answer:
     body = reply.json()
     if not isinstance(body, dict):
         raise ServerFault(Fault.NOT_JSON, f"not an object: {http.excerpt(reply.body)}")
@@ -205,6 +205,8 @@ def _answer(reply: http.Reply) -> Answer:
         if error is not None:
             raise ServerFault(Fault.ERROR_BODY, error)
         raise ServerFault(Fault.NO_IDS, "the answer has no meta_info")
+    if meta.get("id") != request_id:
+        raise ServerFault(Fault.WRONG_ID, f"asked {request_id}, answered {meta.get('id')!r}"[:200])
     finish, matched = _finish(meta)
     ids = http.token_ids(body.get("output_ids"))
     return Answer(
