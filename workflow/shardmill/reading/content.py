@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import orjson
 
@@ -26,25 +26,18 @@ def in_order(turns: Sequence[Turn], system: str | None, later_part: bool) -> tup
     Raises Unreadable (empty_user, no_user_turn).
     """
     notes: Counter[str] = Counter()
-    users = [index for index, turn in enumerate(turns) if turn[0] == "user"]
-    filled = [index for index in users if not is_blank(turns[index][1] or "")]
-    if not filled:
-        if users:
-            raise Unreadable(RejectReason.EMPTY_USER, "every user turn is null, empty or blank")
-        raise Unreadable(RejectReason.NO_USER_TURN, f"none of its {len(turns)} turns is a user's")
-    if len(filled) < len(users):
-        notes["blank_user_turns"] = len(users) - len(filled)
     kept: list[Turn] = []
-    asked = False
+    users = asked = 0
     previous = ""
     for turn in turns:
         role = turn[0]
         if role == "user":
+            users += 1
             if is_blank(turn[1] or ""):
                 continue
             if previous == "user":
                 notes["consecutive_user"] = 1
-            asked = True
+            asked += 1
         elif role == "system":
             if is_blank(turn[1] or ""):
                 continue
@@ -62,6 +55,12 @@ def in_order(turns: Sequence[Turn], system: str | None, later_part: bool) -> tup
                 notes["consecutive_assistant"] = 1
         kept.append(turn)
         previous = role or ""
+    if not asked:
+        if users:
+            raise Unreadable(RejectReason.EMPTY_USER, "every user turn is null, empty or blank")
+        raise Unreadable(RejectReason.NO_USER_TURN, f"none of its {len(turns)} turns is a user's")
+    if asked < users:
+        notes["blank_user_turns"] = users - asked
     if system is not None:
         _put_system(kept, system, notes)
     if kept[-1][0] == "user":
@@ -77,9 +76,9 @@ def _put_system(kept: list[Turn], system: str, notes: Counter[str]) -> None:
         notes["system_merged"] = 1
 
 
-def content_digest(turns: Sequence[Turn], tools: str | None) -> bytes:
-    """sha256 over the compact JSON of [tools, turns], turns as delivered: no id, file or position."""
-    return hashlib.sha256(orjson.dumps([tools, turns])).digest()
+def content_digest(turns: bytes, tools: str | None) -> bytes:
+    """sha256 over the compact JSON of [tools, turns], given that of the turns as delivered: no id, file or position."""
+    return hashlib.sha256(b"[%b,%b]" % (orjson.dumps(tools), turns)).digest()
 
 
 def conversation_id(digest: bytes, occurrence: int) -> str:
@@ -90,8 +89,5 @@ def conversation_id(digest: bytes, occurrence: int) -> str:
 
 
 def as_messages(turns: Sequence[Turn]) -> tuple[Message, ...]:
-    return tuple(Message(*_typed(turn)) for turn in turns)
-
-
-def _typed(turn: Turn) -> Any:
-    return turn
+    fields = cast("Sequence[list[Any]]", turns)  # the roles are those of dialect.ROLES
+    return tuple(Message(*turn) for turn in fields)

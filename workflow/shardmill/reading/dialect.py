@@ -6,6 +6,7 @@ What is in no table is rejected by its name, never guessed, and never taken for 
 from __future__ import annotations
 
 import functools
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,8 +44,12 @@ ROLES: dict[str, str] = {
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 
-# str.strip() leaves these: a text of nothing else is as blank as one of spaces.
-_ZERO_WIDTH = "\u200b\u200c\u200d\u2060\ufeff\u00ad\u180e\u200e\u200f\x00"
+# Anything but white space, control characters and what Unicode calls default-ignorable (no width, no ink): str.strip()
+# leaves the latter, and a text of nothing else is as blank as one of spaces.
+_INK = re.compile(
+    r"[^\s\x00-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
+    r"\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U000e0000-\U000e0fff]"
+)
 
 
 class Unreadable(Exception):
@@ -74,10 +79,7 @@ class Turns:
 
 def is_blank(text: str) -> bool:
     """Nothing but white space and characters without width."""
-    return not text or (not text.strip() or not text.translate(_DROP_ZERO_WIDTH).strip())
-
-
-_DROP_ZERO_WIDTH = dict.fromkeys(map(ord, _ZERO_WIDTH))
+    return _INK.search(text) is None
 
 
 def looks_like_record(value: Any) -> bool:
@@ -103,6 +105,8 @@ def source_id(record: Any) -> str | None:
 
 def read_turns(record: Any, roles: dict[str, int] | None = None) -> Turns:
     """Normalises one record; `roles` counts the turns by role as written. Raises Unreadable."""
+    if isinstance(record, list) and looks_like_turn(next(iter(record), None)):
+        record = {TURNS_KEYS[0]: record}  # nothing but the turns
     if not isinstance(record, dict):
         raise Unreadable(RejectReason.NOT_AN_OBJECT, f"the record is {_kind(record)}, not an object")
     turns, several = _turns_field(record)
@@ -250,7 +254,7 @@ def _tools_field(record: dict[str, Any]) -> str | None:
         raise Unreadable(RejectReason.BAD_TOOLS, f"the tool declarations are {_kind(found)}, not a list")
     if not all(isinstance(tool, dict) for tool in found):
         raise Unreadable(RejectReason.BAD_TOOLS, "a tool declaration is not an object")
-    return canonical_json(found).decode() if found else None
+    return _canonical(found, RejectReason.BAD_TOOLS, "the tool declarations") if found else None
 
 
 def _calls_from_text(text: str, number: int) -> str:
@@ -263,7 +267,9 @@ def _calls_from_text(text: str, number: int) -> str:
 def _calls(value: Any, number: int) -> str:
     """Tool calls as canonical JSON: a list of {"id"?, "type": "function", "function": {"name", "arguments"}}."""
     calls = value if isinstance(value, list) else [value]
-    return canonical_json([_call(call, number) for call in calls]).decode()
+    return _canonical(
+        [_call(call, number) for call in calls], RejectReason.BAD_TOOL_CALL, f"the calls of turn {number}"
+    )
 
 
 def _call(call: Any, number: int) -> dict[str, Any]:
@@ -283,6 +289,13 @@ def _call(call: Any, number: int) -> dict[str, Any]:
     if isinstance(call.get("id"), str):
         result["id"] = call["id"]
     return result
+
+
+def _canonical(value: Any, reason: RejectReason, what: str) -> str:
+    try:
+        return canonical_json(value).decode()
+    except TypeError as error:  # orjson reads 1,024 levels and writes 254; Parquet has values that JSON has not
+        raise Unreadable(reason, f"{what} can't be written as JSON: {error}") from None
 
 
 def _optional(turn: dict[str, Any], key: str) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from shardmill.reading.framing import Lost
+from shardmill.reading.cursor import Lost
 from shardmill.reading.reasons import RejectReason
 
 _ROWS = 512
@@ -26,7 +26,7 @@ def parquet_records(path: Path) -> Iterator[Any | Lost]:
                 yield from _rows(batch)
     except (pa.ArrowException, OSError) as error:
         message = " ".join(str(error).split())
-        yield Lost(RejectReason.DAMAGED_FILE, f"the Parquet file can't be read: {message}", "", 0, 0)
+        yield Lost(RejectReason.DAMAGED_FILE, f"the Parquet file can't be read: {message}", "", -1)
 
 
 def _rows(batch: Any) -> Iterator[Any | Lost]:
@@ -39,4 +39,4 @@ def _rows(batch: Any) -> Iterator[Any | Lost]:
         try:
             yield batch.slice(index, 1).to_pylist()[0]
         except UnicodeDecodeError as error:
-            yield Lost(RejectReason.INVALID_UTF8, f"a text of the row is not UTF-8 ({error.reason})", "", 0, 0)
+            yield Lost(RejectReason.INVALID_UTF8, f"a text of the row is not UTF-8 ({error.reason})", "", -1)

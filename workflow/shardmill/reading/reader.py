@@ -6,8 +6,7 @@ Between them it is decided which parts belong together and which contents are th
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +14,9 @@ import orjson
 
 from shardmill.errors import DataError
 from shardmill.reading.content import as_messages, content_digest, conversation_id, in_order
+from shardmill.reading.cursor import Lost
 from shardmill.reading.dialect import Turns, Unreadable, read_turns, source_id
-from shardmill.reading.framing import Framer, Lost
+from shardmill.reading.framing import Framer
 from shardmill.reading.parquet import parquet_records
 from shardmill.reading.reasons import BROKEN_SYNTAX, BadRecords, RejectReason
 from shardmill.reading.records import EXCERPT, Conversation, Place, ReadCounts, Reject
@@ -109,10 +109,13 @@ class Reader:
         if turns.several_fields:
             counts.notes["several_turn_fields"] += 1
         split = split_id(turns.source_id) if self._rejoin else None
-        payload = orjson.dumps([turns.source_id, turns.system, turns.tools, turns.messages])
+        body = orjson.dumps(turns.messages)
+        payload = b"%b,%b]" % (orjson.dumps([turns.source_id, turns.system, turns.tools])[:-1], body)
         try:
             delivered, _ = in_order(turns.messages, turns.system, later_part=False)
-            digest, flags = content_digest(delivered, turns.tools), 0
+            if delivered != turns.messages:
+                body = orjson.dumps(delivered)
+            digest, flags = content_digest(body, turns.tools), 0
         except Unreadable:
             if split is None:
                 raise
@@ -122,7 +125,7 @@ class Reader:
         if split is None:
             spool.add(payload, place, digest)
         else:
-            part, assistants = _part(turns, *split)
+            part, assistants = _part(turns, *split, payload)
             spool.add(payload, place, digest, part, flags | assistants)
 
     # Second pass
@@ -185,7 +188,7 @@ class Reader:
         )
 
 
-def _part(turns: Turns, base: str, start: int) -> tuple[tuple[int, int, int, int, int, int, int], int]:
+def _part(turns: Turns, base: str, start: int, payload: bytes) -> tuple[tuple[int, int, int, int, int, int, int], int]:
     from shardmill.reading.spool import ASSISTANT_FIRST, ASSISTANT_LAST
 
     first, last = turns.messages[0], turns.messages[-1]
@@ -194,16 +197,17 @@ def _part(turns: Turns, base: str, start: int) -> tuple[tuple[int, int, int, int
         _hash(base) | 1,  # never 0, which says that there is no suffix
         start,
         len(turns.messages),
-        _hash(first),
-        _hash(last),
-        _hash([turns.system, turns.tools]),
-        _hash([turns.system, turns.tools, turns.messages]),
+        _hash(tuple(first)),
+        _hash(tuple(last)),
+        _hash((turns.system, turns.tools)),
+        _hash(payload),
     )
     return part, assistants
 
 
-def _hash(value: Any) -> int:
-    return int.from_bytes(hashlib.blake2b(orjson.dumps(value), digest_size=8).digest(), "little")
+def _hash(value: Hashable) -> int:
+    """Python's own, seeded for each process: it never leaves this one."""
+    return hash(value) & 0xFFFF_FFFF_FFFF_FFFF
 
 
 def _name(file: Path, base: Path | None) -> str:
@@ -213,5 +217,8 @@ def _name(file: Path, base: Path | None) -> str:
 
 
 def _excerpt(value: Any) -> str:
-    """The record's beginning as JSON. Python's own values, from Parquet, where JSON has no word for them, as text."""
-    return orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS)[: 4 * EXCERPT].decode(errors="replace")
+    """The record's beginning as JSON; in Python's notation where it is nested too deep, or Parquet has more types."""
+    try:
+        return orjson.dumps(value)[: 4 * EXCERPT].decode(errors="replace")
+    except TypeError:
+        return repr(value)[:EXCERPT]

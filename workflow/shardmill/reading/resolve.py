@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 
 from shardmill.reading.content import content_digest, in_order
 from shardmill.reading.dialect import Turn, Unreadable
@@ -115,7 +116,7 @@ def _digest_chains(spool: Spool, index: npt.NDArray[Any], fate: Fate) -> None:
             index["flags"][head] |= ALONE_UNREADABLE
             continue
         index["flags"][head] &= 0xFF ^ ALONE_UNREADABLE
-        index["digest"][head] = np.frombuffer(content_digest(delivered, tools), "<u8")
+        index["digest"][head] = np.frombuffer(content_digest(orjson.dumps(delivered), tools), "<u8")
 
 
 def _same_content(spool: Spool, index: npt.NDArray[Any], fate: Fate, dedupe: bool) -> None:

@@ -51,7 +51,7 @@ def dataset_files(path: str | Sequence[str], base: Path) -> list[Path]:
 
 
 def dataset_digest(files: Iterable[Path], digest: Callable[[Path], str] = sha256_file) -> str:
-    """One file's sha256; of several, sha256 hex over their sorted digests, a line each. Paths and order don't matter."""
+    """One file's sha256; of several, sha256 hex over their sorted digests, a line each. Paths don't matter."""
     digests = sorted(map(digest, files))
     if len(digests) == 1:
         return digests[0]

@@ -81,6 +81,8 @@ def _open_string(data: bytes, at: int, stop: int) -> NeedMore | Broken:
     match = _OPEN_STRING.match(data, at, stop)
     if match is None or match.end() >= stop:
         return NeedMore("a string")
+    if data[match.end()] in b"\r\n":
+        return Broken(match.end(), "the line ends inside a string")
     return Broken(match.end(), f"{_shown(data, match.end())} inside a string")
 
 

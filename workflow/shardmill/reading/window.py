@@ -17,8 +17,8 @@ class Window:
         self.ended = False
 
     def more(self) -> bool:
-        """Reads on until there is twice as much as before, so that a huge record costs no more than linear time."""
-        wanted = max(MINIMUM, 2 * len(self.data))
+        """Reads on until there is half as much again, so that a huge record costs linear time. False at the end."""
+        wanted = len(self.data) + max(MINIMUM, len(self.data) // 2)
         pieces = [self.data]
         size = len(self.data)
         while size < wanted:
