@@ -72,6 +72,14 @@ def test_a_wrong_config_is_one_sentence(tmp_path: Path, config: dict[str, dict[s
     assert word in done.stderr and "Traceback" not in done.stderr
 
 
+def test_settings_on_the_command_line_mean_what_they_say(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    typed = ["--config", 'prompts={"shards": 2, "limit": null, "dedupe": false}', 'sampling={"top_p": 0.5}', "name=two"]
+    assert job_counts(workspace.snakemake("-n", *typed).stdout)["generate"] == 2
+    done = workspace.snakemake("-n", "--config", 'prompts={"shards": "many"}', expect=1)
+    assert "prompts.shards" in done.stderr and "Traceback" not in done.stderr
+
+
 def test_the_b200_config_plans_every_shard_with_a_stand_in_dataset(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     sample = "config/sample/conversations.json"

@@ -21,7 +21,7 @@ from shardmill.fleet.runlock import RunLock, acquire, myself
 from shardmill.identity import build_id, build_identity
 from shardmill.paths import BuildPaths
 from shardmill.plan import Plan, make_plan
-from shardmill.settings import Settings, resolve
+from shardmill.settings import Settings, resolve, with_typed
 
 _VERSIONS = ("snakemake", "pyarrow", "duckdb", "transformers", "tokenizers", "boto3")
 
@@ -79,14 +79,15 @@ class Run:
         )
 
 
-def open_run(config: Mapping[str, Any], frozen: bool) -> Run:
+def open_run(config: Mapping[str, Any], command_line: Mapping[str, Any], frozen: bool) -> Run:
     """Reads the settings, finds the build that they name, and plans it.
 
+    `command_line`: what --config gave, which is in `config` too, but as texts.
     `frozen`: this process parses the workflow again for a job of a run that is at work, and takes that run's plan.
     Ends the process with one sentence where the config is wrong or the dataset is missing.
     """
     try:
-        return plan_run(resolve(config), Path(), frozen)
+        return plan_run(resolve(with_typed(config, command_line)), Path(), frozen)
     except ShardmillError as error:
         _stop(error)
 

@@ -175,6 +175,28 @@ def resolve(config: Mapping[str, Any]) -> Settings:
     return settings
 
 
+def with_typed(config: Mapping[str, Any], command_line: Mapping[str, Any]) -> dict[str, Any]:
+    """`config` with the values of Snakemake's --config as what they say: it hands over `{"limit": 200}` as texts."""
+    return _overlay(_plain(config), _typed(_plain(command_line), schema()))
+
+
+def _typed(value: Any, node: Mapping[str, Any]) -> Any:
+    if isinstance(value, dict):
+        keys, others = node.get("properties", {}), node.get("additionalProperties") or {}
+        return {key: _typed(item, keys.get(key, others)) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_typed(item, node.get("items", {})) for item in value]
+    if not isinstance(value, str):
+        return value
+    try:
+        said = yaml.safe_load(value)
+    except yaml.YAMLError:
+        return value
+    kinds = node.get("type", [])
+    takes_text = "enum" in node or "string" in ([kinds] if isinstance(kinds, str) else kinds)
+    return value if takes_text and said is not None else said
+
+
 @functools.cache
 def schema() -> dict[str, Any]:
     loaded: dict[str, Any] = yaml.safe_load(SCHEMA.read_text())
