@@ -189,10 +189,12 @@ class Reader:
 
 
 def _part(turns: Turns, base: str, start: int, payload: bytes) -> tuple[tuple[int, int, int, int, int, int, int], int]:
-    from shardmill.reading.spool import ASSISTANT_FIRST, ASSISTANT_LAST
+    from shardmill.reading.spool import ASSISTANT, ASSISTANT_FIRST, ASSISTANT_LAST
 
     first, last = turns.messages[0], turns.messages[-1]
-    assistants = (ASSISTANT_FIRST if first[0] == "assistant" else 0) | (ASSISTANT_LAST if last[0] == "assistant" else 0)
+    assistants = ASSISTANT if any(turn[0] == "assistant" for turn in turns.messages) else 0
+    if assistants:
+        assistants |= ASSISTANT_FIRST * (first[0] == "assistant") | ASSISTANT_LAST * (last[0] == "assistant")
     part = (
         _hash(base) | 1,  # never 0, which says that there is no suffix
         start,

@@ -24,6 +24,7 @@ class Part:
     first: int  # hash of its first turn
     last: int
     context: int  # hash of its system field and tools
+    assistant: bool  # whether one of its turns is an assistant's
     assistant_first: bool
     assistant_last: bool
 
@@ -38,41 +39,56 @@ def chains(parts: Sequence[Part], notes: Counter[str]) -> list[list[tuple[int, b
     """Groups the different parts of one id: chains of (index into `parts`, whether its first turn is a repeat).
 
     The order of `parts` matters only to the order of the chains. A part that fits several others, or others that fit
-    one, stay apart: a wrong join would be a wrong prompt. So would be one of records that are only numbered: a part
-    that repeats nothing joins only a chain that begins at turn 0 and has no other part of the id inside.
+    one, stay apart: a wrong join would be a wrong prompt. So it would be with records that are only numbered: a part
+    that repeats nothing is joined only where the chain begins at turn 0 and has an answer in it, and where no part of
+    this id begins inside another one.
     """
-    order = sorted(range(len(parts)), key=lambda index: parts[index].start)
-    repeating: dict[tuple[int, int, int], list[int]] = {}
-    continuing: dict[tuple[int, int, bool], list[int]] = {}
+    order = sorted(range(len(parts)), key=lambda index: (parts[index].start, parts[index].turns))
+    members: dict[_Key, list[int]] = {}
     for index in order:
-        part = parts[index]
-        repeating.setdefault((part.start, part.first, part.context), []).append(index)
-        continuing.setdefault((part.start, part.context, part.assistant_first), []).append(index)
-    after: dict[int, list[int]] = {}
-    before: Counter[int] = Counter()
-    for index in order:
-        part = parts[index]
-        end = part.start + part.turns
-        fits = repeating.get((end - 1, part.last, part.context), []) if part.turns > 1 else []
-        if not fits:
-            fits = continuing.get((end, part.context, False), [])
-            if not part.assistant_last:
-                fits = fits + continuing.get((end, part.context, True), [])
-        after[index] = fits[:2]  # two are as ambiguous as a thousand
-        before.update(fits[:2])
+        for key in _keys(parts[index]):
+            members.setdefault(key, []).append(index)
+    wanted = {index: [key for key in _wanted(parts[index], members) if key in members] for index in order}
+    asked = Counter(itertools.chain.from_iterable(wanted.values()))
     following: dict[int, int] = {}
-    for index, fits in after.items():
-        if len(fits) == 1 and before[fits[0]] == 1:
-            following[index] = fits[0]
-        elif fits:
+    for index, keys in wanted.items():
+        fits = sum(len(members[key]) for key in keys)
+        if fits == 1:
+            other = members[keys[0]][0]
+            if sum(asked[key] for key in _keys(parts[other])) == 1:
+                following[index] = other
+                continue
+        if fits:
             notes["ambiguous_parts"] += 1
     return _walk(parts, order, following, notes)
+
+
+# What one part offers and another looks for: by the repeated turn, (start, its hash, context), or by the place alone,
+# (start, whether an assistant speaks first, context).
+_Key = tuple[str, int, int, int]
+
+
+def _keys(part: Part) -> tuple[_Key, _Key]:
+    return (
+        ("repeats", part.start, part.first, part.context),
+        ("continues", part.start, int(part.assistant_first), part.context),
+    )
+
+
+def _wanted(part: Part, members: dict[_Key, list[int]]) -> list[_Key]:
+    """A repeated turn says more than a fitting index, and goes before it. Two assistant turns in a row are no fit."""
+    end = part.start + part.turns
+    repeating = ("repeats", end - 1, part.last, part.context)
+    if part.turns > 1 and repeating in members:
+        return [repeating]
+    speakers = (0,) if part.assistant_last else (0, 1)
+    return [("continues", end, speaker, part.context) for speaker in speakers]
 
 
 def _walk(
     parts: Sequence[Part], order: list[int], following: dict[int, int], notes: Counter[str]
 ) -> list[list[tuple[int, bool]]]:
-    inside = _numbered_inside(parts, order, following)
+    numbered = _only_numbered(parts, order, following)
     found: list[list[tuple[int, bool]]] = []
     begun: set[int] = set()
     for index in order:
@@ -80,37 +96,37 @@ def _walk(
             continue
         chain = [(index, False)]
         begun.add(index)
-        whole = parts[index].start == 0
+        from_start = parts[index].start == 0 and not numbered
+        answered = False
         while (nxt := following.get(chain[-1][0])) is not None:
-            repeats = _repeats(parts[chain[-1][0]], parts[nxt])
-            if not repeats and (not whole or chain[-1][0] in inside):
+            last = parts[chain[-1][0]]
+            answered = answered or last.assistant
+            repeats = _repeats(last, parts[nxt])
+            if not (repeats or (from_start and answered)):
                 break
             chain.append((nxt, repeats))
             begun.add(nxt)
         found.append(chain)
     joined = {index for chain in found for index, _ in chain[1:]}
-    for one, other in itertools.pairwise(order):
-        if other not in joined:
-            end = parts[one].start + parts[one].turns
-            notes["gaps" if parts[other].start > end else "mismatched_parts"] += 1
+    reached = 0  # the furthest end of the parts that start before
+    for start, same in itertools.groupby(order, key=lambda index: parts[index].start):
+        alike = list(same)
+        if start != parts[order[0]].start:
+            apart = sum(index not in joined for index in alike)
+            notes["gaps" if start > reached else "mismatched_parts"] += apart
+        reached = max(reached, *(start + parts[index].turns for index in alike))
     return found
 
 
-def _numbered_inside(parts: Sequence[Part], order: list[int], following: dict[int, int]) -> set[int]:
-    """Parts inside which, before their end, another begins that doesn't repeat their last turn, and those."""
-    inside: set[int] = set()
+def _only_numbered(parts: Sequence[Part], order: list[int], following: dict[int, int]) -> bool:
+    """Whether some part begins inside another one without repeating its last turn: these are no parts of one whole."""
     furthest: list[tuple[int, int]] = []  # the two parts so far that end last, as (end, index)
-    for position, index in enumerate(order):
-        end = parts[index].start + parts[index].turns
-        # Of the next two, one at least is not what follows it.
-        for later in order[position + 1 : position + 3]:
-            if parts[later].start < end and following.get(index) != later:
-                inside.add(index)
-        for past_end, past in furthest:
-            if parts[index].start < past_end and following.get(past) != index:
-                inside.add(index)
-        furthest = sorted([*furthest, (end, index)])[-2:]
-    return inside
+    for index in order:
+        for end, earlier in furthest:
+            if parts[index].start < end and following.get(earlier) != index:
+                return True
+        furthest = sorted([*furthest, (parts[index].start + parts[index].turns, index)])[-2:]
+    return False
 
 
 def _repeats(part: Part, other: Part) -> bool:

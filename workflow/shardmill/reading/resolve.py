@@ -14,7 +14,7 @@ import orjson
 from shardmill.reading.content import content_digest, in_order
 from shardmill.reading.dialect import Turn, Unreadable
 from shardmill.reading.rejoin import Part, chains
-from shardmill.reading.spool import ALONE_UNREADABLE, ASSISTANT_FIRST, ASSISTANT_LAST, Spool
+from shardmill.reading.spool import ALONE_UNREADABLE, ASSISTANT, ASSISTANT_FIRST, ASSISTANT_LAST, Spool
 
 CONVERSATION, JOINED, DUPLICATE = 0, 1, 2
 NONE = -1
@@ -101,6 +101,7 @@ def _part(entry: Any) -> Part:
         first=int(entry["first"]),
         last=int(entry["last"]),
         context=int(entry["context"]),
+        assistant=bool(flags & ASSISTANT),
         assistant_first=bool(flags & ASSISTANT_FIRST),
         assistant_last=bool(flags & ASSISTANT_LAST),
     )

@@ -35,6 +35,7 @@ DTYPE = np.dtype(
 ALONE_UNREADABLE = 1  # makes no conversation unless it is joined to another part
 ASSISTANT_FIRST = 2
 ASSISTANT_LAST = 4
+ASSISTANT = 8  # one of its turns is an assistant's
 
 _BUFFER = 4 << 20
 
