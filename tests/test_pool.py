@@ -287,7 +287,7 @@ class TestPool(PoolMachine.TestCase):  # type: ignore[name-defined,misc]
 
 @pytest.mark.parametrize("seed", range(3))
 def test_limits_hold_in_a_long_run(seed: int) -> None:
-    """A server that comes and goes: at no moment more than cap and margin, or the job's limit, and nobody is forgotten."""
+    """A server that comes and goes: at no moment more than cap and margin, or the job's limit."""
     chooser = random.Random(seed)
     caps = {"a": 5, "b": 9, "c": None}
     pool = pool_of(**caps)
