@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from simserver import SimConfig, answer
 
 from shardmill.engines.base import Fault
 from shardmill.errors import NoServers
@@ -23,6 +22,7 @@ from shardmill.identity import prompt_id, sampling_identity
 from shardmill.paths import BuildPaths, shard_name
 from shardmill.schemas import PROMPTS, read_rows, write_table
 from shardmill.settings import Settings, resolve
+from simserver import SimConfig, answer
 
 SHARD = shard_name(0, 1)
 STOP_IDS = (2,)

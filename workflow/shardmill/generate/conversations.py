@@ -65,17 +65,24 @@ class Conversations:
         if not self._todo:
             return
         keys = self._todo.popleft()
-        follow = _Once(lambda: group.create_task(self._converse(group)))
+        follow = _Once(lambda: group.create_task(self._converse(group)) if self._todo else None)
+        try:
+            await self._ask_all(keys, follow)
+        except BaseException:
+            self._todo.clear()  # the group is ending, and takes no new tasks
+            raise
+        follow()
+
+    async def _ask_all(self, keys: list[Key], leased: Callable[[], None]) -> None:
         answers: list[str] = []
         for index, key in enumerate(keys):
             if key not in self._work.done:
-                await self._turn(keys, answers, follow)
+                await self._turn(keys, answers, leased)
             if key in self._work.failed:
                 self._work.tally.not_reached += len(keys) - index - 1
-                break
+                return
             if index + 1 < len(keys):
                 answers.append(self._answer_text(key))
-        follow()
 
     async def _turn(self, keys: list[Key], answers: list[str], leased: Callable[[], None]) -> None:
         key = keys[len(answers)]

@@ -80,6 +80,7 @@ class Journal:
         try:
             _write_all(self._descriptor, line, offset)
         except OSError as error:
+            os.ftruncate(self._descriptor, offset)  # half a record is of no use, and shrinking needs no space
             raise self._full(error) from error
         self._size += len(line)
         self._dirty = True
@@ -207,7 +208,6 @@ def _body_at(content: mmap.mmap, position: int, size: int) -> tuple[int, int] | 
 
 
 def _write_all(descriptor: int, data: bytes, offset: int) -> None:
-    """At `offset`, so that what a failed write left behind is overwritten by the next one."""
     view = memoryview(data)
     while view:
         written = os.pwrite(descriptor, view, offset)

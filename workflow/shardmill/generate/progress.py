@@ -87,15 +87,15 @@ class Tally:
 
     def degenerate(self, server: str, kind: Degenerate) -> None:
         self._attempts += 1
-        self._degenerate[kind] += 1
+        self._degenerate[kind.value] += 1
         self._server(server)["degenerate"] += 1
 
     def fault(self, server: str, fault: Fault) -> None:
-        self._faults[fault] += 1
+        self._faults[fault.value] += 1
         self._server(server)["faults"] += 1
 
     def fail(self, reason: FailReason) -> None:
-        self.failed[reason] += 1
+        self.failed[reason.value] += 1
         self._kept_now += 1
 
     def progress(self, state: str) -> dict[str, Any]:
