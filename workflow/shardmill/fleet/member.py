@@ -207,13 +207,12 @@ class Member:
         if problem.setup:
             self._set(State.REFUSED, problem.reason)
             return False
-        if not problem.ports:
-            self.failures += 1
+        self.failures += 1
         if self.failures >= self.site.timing.starts:
             self._set(State.FAILED, problem.reason)
             return False
         self._set(State.BACKOFF, problem.reason)
-        await asyncio.sleep(self._pause(self.failures))
+        await asyncio.sleep(0 if problem.ports else self._pause(self.failures))
         return True
 
     async def _until_well(self, process: ServerProcess | None) -> None:
@@ -311,7 +310,7 @@ class Member:
                 return self.why
             suspect, quiet = self.record.suspect or self.state is State.SUSPECT, self._quiet()
             due = self.site.clock() - checked_at >= timing.health_every_s
-            if suspect or due or failed:
+            if suspect or due:
                 answers = self.record.answers
                 problem = await self._check(deep=suspect or quiet)
                 checked_at = self.site.clock()

@@ -13,7 +13,7 @@ from shardmill.servers.process import Command
 from shardmill.settings import Settings
 
 _CONTEXT = 2048
-_PORT_TAKEN = re.compile(r"address already in use|couldn't bind|take a free port", re.IGNORECASE)
+_PORT_TAKEN = re.compile(r"address already in use|couldn't bind", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
