@@ -51,10 +51,17 @@ def prompts(job: Job, threads: int) -> None:
 @click.argument("shard")
 @click.pass_obj
 def generate(job: Job, shard: str) -> None:
-    """Prompts of a shard to completions."""
+    """Prompts of a shard to completions, unless another machine on the same build has published them meanwhile."""
     from shardmill.generate.job import generate_shard
+    from shardmill.store.claims import claim_or_published
+    from shardmill.store.restore import restore_shard
 
-    generate_shard(job.settings, job.build, shard)
+    claim = claim_or_published(job.settings, job.build, shard)
+    if claim is None:
+        restore_shard(job.settings, job.build, shard)
+        return
+    with claim:
+        generate_shard(job.settings, job.build, shard)
 
 
 @step.command()
@@ -124,9 +131,8 @@ def report(job: Job) -> None:
     write_catalog(build)
     write_report(build, job.settings)
     write_card(build, job.settings)
-    publish_files(
-        job.settings, build, [build.build_json, build.quality_report, build.report_page, build.catalog, build.card]
-    )
+    made = [build.build_json, build.quality_report, build.report_page, build.catalog, build.card]
+    publish_files(job.settings, build, [*made, *sorted(path for path in build.logs.rglob("*") if path.is_file())])
 
 
 @step.command()

@@ -65,6 +65,9 @@ class Run:
         return stale
 
     def succeeded(self) -> None:
+        if not self.build.quality_passed(self.plan.checks_key).exists():
+            sys.stderr.write(f"What was asked for is done; build {self.build.name} as a whole is not complete yet.\n")
+            return
         sys.stderr.write(
             f"Build {self.build.name} is complete.\n"
             f"  report   {self.build.report_page}\n"
