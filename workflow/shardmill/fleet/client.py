@@ -12,7 +12,7 @@ from typing import Any
 from shardmill.engines.base import Fault
 from shardmill.errors import NoServers, SetupFault, ShardmillError
 from shardmill.files import read_json
-from shardmill.fleet import starter, wire
+from shardmill.fleet import runlock, starter, wire
 from shardmill.fleet.home import Home
 from shardmill.paths import BuildPaths
 from shardmill.settings import Settings
@@ -79,6 +79,7 @@ class Fleet:
         self._build = build
         self._job = job
         self._order = order
+        self._run_at_start = runlock.holder(build.lock)
         self._home = Home.of(settings)
         self._wishes: dict[int, _Wish] = {}
         self._held: dict[int, _Held] = {}
@@ -186,6 +187,7 @@ class Fleet:
                 "order": self._order,
                 "build": str(self._build.root.absolute()),
                 "lock": str(self._build.lock.absolute()),
+                "run": self._run_at_start,
                 "limit": self._settings.generate.concurrency,
                 "patience_s": self._settings.generate.patience_s,
                 "vocab": _vocabulary(self._build),

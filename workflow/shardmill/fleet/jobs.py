@@ -22,6 +22,7 @@ class Job:
     patience_s: float
     build: str
     lock: Path
+    run: dict[str, Any] | None  # who held the lock when the job began; None for a job under no run
     joined: float
     wanted: int = 0
     told_to_stop: bool = False
@@ -33,22 +34,22 @@ class Job:
 
 @dataclass
 class Runs:
-    """Run locks that jobs have named. A run is over when its lock was held and no longer is."""
+    """The locks of the runs that jobs have named, which keep the fleet alive."""
 
-    _seen: dict[Path, bool] = field(default_factory=dict)  # whether it was ever held
+    _locks: set[Path] = field(default_factory=set)
 
     def note(self, lock: Path) -> None:
-        self._seen[lock] = self._seen.get(lock, False) or runlock.holder(lock) is not None
+        self._locks.add(lock)
 
-    def over(self, lock: Path) -> bool:
-        """Whether the run of `lock` has ended. A job by itself, under no run, is never over."""
-        held = runlock.holder(lock) is not None
-        was_held = self._seen.get(lock, False)
-        self._seen[lock] = was_held or held
-        return was_held and not held
+    def over(self, job: Job) -> bool:
+        """Whether the run that started `job` has ended. Its lock may be held again already, by the run after it.
+
+        A job by itself, under no run, is never over.
+        """
+        return job.run is not None and runlock.holder(job.lock) != job.run
 
     def any_alive(self) -> bool:
-        return any(runlock.holder(lock) is not None for lock in self._seen)
+        return any(runlock.holder(lock) is not None for lock in self._locks)
 
     def describe(self) -> list[dict[str, Any]]:
-        return [{"lock": str(lock), "holder": runlock.holder(lock)} for lock in self._seen]
+        return [{"lock": str(lock), "holder": runlock.holder(lock)} for lock in sorted(self._locks)]

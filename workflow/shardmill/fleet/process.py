@@ -189,6 +189,7 @@ class FleetProcess:
             patience_s=hello["patience_s"],
             build=hello["build"],
             lock=Path(hello["lock"]),
+            run=hello["run"],
             joined=now,
             wanted=hello["want"],
         )
@@ -345,7 +346,7 @@ class FleetProcess:
 
     def _tell_stop(self) -> None:
         for job in self.jobs.values():
-            if self.runs.over(job.lock) and not job.told_to_stop:
+            if self.runs.over(job) and not job.told_to_stop:
                 job.told_to_stop = True
                 _log(f"the run of {job.name} is over: it is told to leave")
                 job.tell({"op": "stop", "n": 0})
