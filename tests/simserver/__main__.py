@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
     if list(argv[:2]) == ["-m", "sglang.launch_server"]:
         argv = ["serve", *argv[2:]]
     environment = os.environ.get("SIMSERVER_CONFIG")
-    if argv and argv[0] in ("version", "--version"):
+    if list(argv) in (["version"], ["--version"]):
         config = SimConfig.of({} if environment is None else _base(read_config(environment)))
         print(f"sglang version: {config.version}")
         return 0

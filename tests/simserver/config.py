@@ -29,6 +29,7 @@ class SimConfig:
     model_path: str = "models/test"
     vocab_size: int = 49152
     context: int = 8192
+    context_given: bool = False  # by a flag: /server_info names it only then
     eos_ids: tuple[int, ...] = (2,)
     special_ids: tuple[int, ...] = (0, 1, 2)  # never among the random ids of an answer
 

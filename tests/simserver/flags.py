@@ -52,6 +52,7 @@ def from_sglang_flags(argv: Sequence[str], environment: str | None) -> SimConfig
     texts = ("host", "api_key")
     values |= {k: v if k in texts else int(v) for k, v in taken.items() if v is not None}
     values["enable_metrics"] = flags.enable_metrics
+    values["context_given"] = flags.context_length is not None
     values["mtp"] = flags.speculative_algorithm is not None
     strategy = getattr(flags, "mamba_radix_cache_strategy", None) or getattr(flags, "mamba_scheduler_strategy", None)
     if base.old and base.mamba_slots is not None and values["mtp"]:

@@ -100,9 +100,9 @@ class Generator:
         if self.engine.full():
             pending.refuse(503, QUEUE_FULL)
             return
-        pending.start()
         if any(min(seq.ids) < 0 or max(seq.ids) >= self.config.vocab_size for seq in parsed.sequences):
             self._crash()
+        pending.start()
 
     def abort(self, rid: str, everything: bool) -> None:
         """By prefix, as the scheduler does it."""
@@ -181,9 +181,14 @@ class Pending:
         self.finish("refused", 0)
         self._conn.respond(status, body if isinstance(body, bytes) else orjson.dumps(body), content_type, extra)
 
+    def _register(self) -> None:
+        for seq in self._parsed.sequences:
+            self._owner.in_flight[seq.rid] = self
+
     def refuse_by(self, rule: Rule) -> None:
         kind, config = rule.kind, self._owner.config
         if kind == "hang_request":
+            self._register()
             return
         if kind in ("reset_before", "close_before"):
             self.finish("broken", 0)
@@ -211,8 +216,8 @@ class Pending:
 
     def start(self) -> None:
         owner, config = self._owner, self._owner.config
+        self._register()
         for seq in self._parsed.sequences:
-            owner.in_flight[seq.rid] = self
             got = answer(config, seq.ids, seq.sampling, seq.limit, seq.sample)
             matched: str | None = None
             stops = seq.sampling.get("stop")
@@ -302,6 +307,8 @@ class Pending:
         for n in range(1, len(ids)):
             meta = {k: v for k, v in body["meta_info"].items() if k not in _STREAM_LATER}
             meta |= {"finish_reason": None, "completion_tokens": n}
+            if n == 1:  # the only chunk but the last with a time in it
+                meta["response_sent_to_client_ts"] = body["meta_info"]["response_sent_to_client_ts"]
             text = self._owner.text.decode(ids[:n], True)
             events.append({"text": text, "output_ids": ids[:n], "meta_info": meta})
         return [b"data: " + orjson.dumps(event) + b"\n\n" for event in [*events, body]] + [b"data: [DONE]\n\n"]

@@ -51,7 +51,7 @@ def server_info(config: SimConfig, load: Load, ready: bool) -> dict[str, Any]:
         "served_model_name": config.model,
         "host": config.host,
         "port": config.port,
-        "context_length": config.context,
+        "context_length": config.context if config.context_given else None,
         "max_running_requests": config.max_running_requests,
         "max_queued_requests": config.max_queued_requests,
         "max_total_tokens": config.max_total_tokens,
@@ -157,11 +157,11 @@ def metrics(config: SimConfig, load: Load, counters: dict[str, float]) -> str:
             f"# TYPE sglang:{name} counter",
             f"sglang:{name}{labels} {float(value)}",
         ]
-    name = "sglang:e2e_request_latency_seconds"
+    name, le = "sglang:e2e_request_latency_seconds", ',le="+Inf",model_name'  # labels are in alphabetical order
     lines += [
         f"# TYPE {name} histogram",
         f"{name}_sum{kind} {counters['latency_sum']}",
-        f'{name}_bucket{kind[:-1]},le="+Inf"}} {float(counters["requests"])}',
+        f"{name}_bucket{kind.replace(',model_name', le)} {float(counters['requests'])}",
         f"{name}_count{kind} {float(counters['requests'])}",
     ]
     return "\n".join(lines) + "\n"
