@@ -1,4 +1,4 @@
-"""What generator tests share: a shard of prompts, a stand-in for the fleet inside the process, and reading of results."""
+"""What generator tests share: a shard of prompts, a fleet inside the process, and what right answers are."""
 
 from __future__ import annotations
 

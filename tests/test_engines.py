@@ -427,7 +427,8 @@ async def test_refusals_of_llamacpp() -> None:
 def test_gauges() -> None:
     text = (
         "# HELP sglang:x no\n# TYPE sglang:x gauge\n"
-        'sglang:x{rank="0",why="a } b"} 2.0\nsglang:x{rank="1"} 4 1700000000\nsglang:xy 9\nsglang:plain 0.5\nsglang:n NaN\n'
+        'sglang:x{rank="0",why="a } b"} 2.0\nsglang:x{rank="1"} 4 1700000000\nsglang:xy 9\n'
+        "sglang:plain 0.5\nsglang:n NaN\n"
     )
     assert prometheus.total(text, "sglang:x") == 6
     assert prometheus.mean(text, "sglang:none", "sglang:x") == 3

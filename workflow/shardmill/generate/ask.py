@@ -1,8 +1,8 @@
 """Asking for one prompt until there is an answer to keep, or a reason that is the prompt's own ("Whose fault").
 
 Server faults are tried again without end, on another server where there is one. What ends a prompt is degenerate
-output on every attempt, and before that is believed, the server that gave it must prove itself on a control: a prompt
-of this shard that had a good answer.
+output on every attempt, and each time, before that is held against the prompt, the server that gave it must prove
+itself on a control: a prompt of this shard that had a good answer.
 """
 
 from __future__ import annotations
@@ -177,10 +177,9 @@ class Asker:
                 self._note_foreign_stop(history, lease, verdict.foreign_stop)
             return await self._faulted(history, remember, lease, False, verdict.fault, verdict.detail)
         self._audited += 1
-        history.attempts += 1
-        history.faults = 0
         if isinstance(verdict, Useless):
-            return await self._useless(prompt, history, remember, lease, answer, verdict)
+            return await self._useless(history, remember, lease, answer, verdict)
+        history.attempts += 1
         await self._fleet.release(lease, _outcome(ok=True, answer=answer))
         self._learn(prompt, history, verdict)
         self._tally.answered(lease.server, verdict, answer)
@@ -195,27 +194,23 @@ class Asker:
         )
 
     async def _useless(
-        self,
-        prompt: Prompt,
-        history: History,
-        remember: Callable[[], None],
-        lease: Lease,
-        answer: Answer,
-        verdict: Useless,
+        self, history: History, remember: Callable[[], None], lease: Lease, answer: Answer, verdict: Useless
     ) -> Completion | None:
-        """A degenerate answer: another attempt, or the end of this prompt."""
-        history.useless[verdict.kind] += 1
-        final = history.useless[verdict.kind] >= self._needed()
-        if final and self._control is not None and not await self._proves_itself(lease, self._control):
-            # Where a prompt with a good answer gets none either, the answer says nothing about this prompt.
-            history.useless[verdict.kind] -= 1
-            history.attempts -= 1
-            final = False
+        """A degenerate answer: an attempt of this prompt, or, where the control fails as well, the server's fault."""
+        proven = self._control is None or await self._proves_itself(lease, self._control)
         await self._fleet.release(lease, _outcome(ok=True, answer=answer, degenerate=True))
         history.avoid |= {lease.server}
-        self._tally.degenerate(lease.server, verdict.kind)
+        self._tally.degenerate(lease.server, verdict.kind, proven)
+        if not proven:
+            self._count_fault(history, lease, f"{verdict.kind}, as for another prompt that had a good answer")
+            return None
+        history.faults = 0
+        history.attempts += 1
+        history.useless[verdict.kind] += 1
+        if history.useless[verdict.kind] >= self._needed():
+            return _failed(_REASON[verdict.kind], history)
         remember()
-        return _failed(_REASON[verdict.kind], history) if final else None
+        return None
 
     def _needed(self) -> int:
         """How many degenerate answers of one kind make a prompt's own fault.
@@ -265,18 +260,22 @@ class Asker:
         self._tally.fault(lease.server, fault)
         _log.debug("%s: %s: %s", lease.server, fault, detail)
         history.avoid = history.avoid | {lease.server} if fault is not Fault.QUEUE_FULL else history.avoid
-        history.faults += fault not in _NOT_COUNTED
+        if fault not in _NOT_COUNTED:
+            self._count_fault(history, lease, f"{fault}: {detail}")
         if fault in _IN_FLIGHT and after.server_died:
             history.deaths += 1
             remember()
             if alone:
                 return _failed(FailReason.KILLS_SERVER, history)
+        return None
+
+    def _count_fault(self, history: History, lease: Lease, what: str) -> None:
+        history.faults += 1
         if history.faults >= _TOO_MANY_FAULTS:
             raise ShardmillError(
-                f"A prompt met {history.faults} server faults in a row, the last at {lease.server} "
-                f"({fault}: {detail}): look at the servers' logs. Everything else that is finished is kept."
+                f"A prompt met {history.faults} server faults in a row, the last at {lease.server} ({what}): "
+                f"look at the servers' logs. Everything else that is finished is kept."
             )
-        return None
 
     def _refused(self, history: History, refused: PromptRefused) -> Completion | None:
         if refused.refusal is Refusal.TOO_LONG:

@@ -85,8 +85,9 @@ class Tally:
         self._add_tokens(tokens, answer.accept_length)
         self._server(server)["ok"] += 1
 
-    def degenerate(self, server: str, kind: Degenerate) -> None:
-        self._attempts += 1
+    def degenerate(self, server: str, kind: Degenerate, attempt: bool) -> None:
+        """`attempt`: it counts as one of the prompt's, the server being well."""
+        self._attempts += attempt
         self._degenerate[kind.value] += 1
         self._server(server)["degenerate"] += 1
 
