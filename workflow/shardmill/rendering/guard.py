@@ -225,8 +225,16 @@ def _rename(model: dict[str, Any], names: Mapping[str, str]) -> None:
         model["vocab"] = [[names.get(piece, piece), score] for piece, score in vocabulary]
     else:
         model["vocab"] = {names.get(piece, piece): index for piece, index in vocabulary.items()}
+        # What could build such a token out of text, or build on it, would name what is no longer there.
+        if "merges" in model:
+            model["merges"] = [merge for merge in model["merges"] if names.keys().isdisjoint(_parts(merge))]
     if model.get("unk_token") in names:
         model["unk_token"] = names[model["unk_token"]]
+
+
+def _parts(merge: str | list[str]) -> tuple[str, str, str]:
+    left, right = merge.split(" ") if isinstance(merge, str) else merge
+    return left, right, left + right
 
 
 def _prefix(number: int) -> str:

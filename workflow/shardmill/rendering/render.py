@@ -57,16 +57,20 @@ class Renderer:
         config, generation = _config(folder, "config.json"), _config(folder, "generation_config.json")
         self.stop_ids = frozenset([*_ids(generation.get("eos_token_id")), *_ids(tokenizer.eos_token_id)])
         self.vocab_size = _vocab_size(config) or self._tokenizer.get_vocab_size(with_added_tokens=True)
-        special = {
-            token.content: index
-            for index, token in self._tokenizer.get_added_tokens_decoder().items()
-            if token.special or index in self.stop_ids or index in tokenizer.all_special_ids
-        }
-        self.special_ids = frozenset(special.values())
         given = tokenizer.special_tokens_map
         self._plain, self._with_tools = (
             ChatTemplate(source, given, thinking) for source in _templates(tokenizer, folder, chat_template)
         )
+        markers = _turn_markers(self._plain)
+        special = {
+            token.content: index
+            for index, token in self._tokenizer.get_added_tokens_decoder().items()
+            if token.special
+            or index in self.stop_ids
+            or index in tokenizer.all_special_ids
+            or (token.content in markers and _is_marker(token.content, self._plain))
+        }
+        self.special_ids = frozenset(special.values())
         self._guard = Guard(self._tokenizer, special, self._plain.literals | self._with_tools.literals)
 
     def render(self, messages: Sequence[ChatMessage], tools: str | None = None) -> Rendered:
@@ -144,6 +148,29 @@ def _templates(tokenizer: Any, folder: Path, chat_template: Path | None) -> tupl
         return tokenizer.get_chat_template(tools=None), tokenizer.get_chat_template(tools=[{}])
     except ValueError as error:
         raise ShardmillError(f"The tokenizer in {folder} has several chat templates: {_sentence(error)}.") from None
+
+
+def _turn_markers(template: ChatTemplate) -> str:
+    """A small conversation's text, with all that the template writes around turns.
+
+    Some tokenizers have turn markers that are not special by name (DeepSeek's <｜User｜>); a message must not hold
+    these either.
+    """
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    text = ""
+    for chat in (turns, [{"role": "system", "content": "d"}, *turns]):
+        try:
+            text += template.render(chat, None, generation_prompt=False)
+        except TemplateRefusal:
+            continue  # a template without system turns, or with rules of its own: it has said nothing
+    return text
+
+
+def _is_marker(token: str, template: ChatTemplate) -> bool:
+    """Not a piece of plain text (Gemma has a token for a line's end), nor what the template itself reads (</think>)."""
+    ends = token[0] + token[-1]
+    plain = any(char.isalnum() or char.isspace() for char in ends)
+    return len(token) > 2 and not plain and token not in template.looked_for
 
 
 def _config(folder: Path, name: str) -> dict[str, Any]:

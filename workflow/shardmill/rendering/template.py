@@ -44,15 +44,18 @@ class ChatTemplate:
         self._given.update({name: thinking for name in _THINKING_SWITCHES if name in variables})
         if "strftime_now" in variables:
             self._given["strftime_now"] = _TODAY.strftime
-        # What the template may look for in a message: the strings in its expressions.
-        self.literals = frozenset(
-            node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str) and node.value
-        )
+        self.literals = _strings(tree)
+        """The strings in the template's expressions: all that it may look for in a message."""
+        comparing = (nodes.Call, nodes.Compare, nodes.Filter, nodes.Test, nodes.Assign)
+        self.looked_for = frozenset[str]().union(*(_strings(node) for node in tree.find_all(comparing)))
+        """Those of them that are not merely written."""
         self.declares_tools = "tools" in variables
         self.knows_tool_turns = re.search(r"\btool", source) is not None
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: list[Any] | None) -> str:
-        """The text of `messages` with the generation prompt. Raises TemplateRefusal."""
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: list[Any] | None, generation_prompt: bool = True
+    ) -> str:
+        """The text of `messages` and the beginning of the answer to them. Raises TemplateRefusal."""
         import jinja2
         from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -61,10 +64,16 @@ class ChatTemplate:
                 conversations=[messages],
                 tools=tools,
                 chat_template=self._source,
-                add_generation_prompt=True,
+                add_generation_prompt=generation_prompt,
                 **self._given,
             )
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             raise TemplateRefusal(f"{error}" or type(error).__name__) from error
         text: str = rendered[0]
         return text
+
+
+def _strings(tree: Any) -> frozenset[str]:
+    from jinja2 import nodes
+
+    return frozenset(node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str) and node.value)
