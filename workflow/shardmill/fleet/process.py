@@ -105,7 +105,7 @@ class FleetProcess:
         for name, launcher in wanted.items():
             member = Member(name, self.site, launcher, url="")
             process = running.get(name)
-            if process is not None and process.record["fingerprint"] == await launcher.fingerprint():
+            if process is not None and process.record["fingerprint"] == launcher.fingerprint():
                 _log(f"{name}: taken over, process {process.pid} at {process.url}")
                 member.process = running.pop(name)
                 member.url = process.url

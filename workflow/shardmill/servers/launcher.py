@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from shardmill import __version__
 from shardmill.files import sha256_json
 from shardmill.servers.process import Command
 
@@ -36,8 +37,8 @@ class Launcher(Protocol):
         """
         ...
 
-    async def fingerprint(self) -> str:
-        """The same for every start of the same server, whatever its ports."""
+    def fingerprint(self) -> str:
+        """The same for every start of the same server, whatever its ports: by it, the next fleet knows its own."""
         ...
 
     def explain(self, log: str, exit_code: int | None) -> StartProblem:
@@ -49,9 +50,14 @@ class Launcher(Protocol):
         ...
 
 
+def normal_names(args: dict[str, Any]) -> dict[str, Any]:
+    """As SGLang's help writes them, however the config does: `mem_fraction_static` is `mem-fraction-static`."""
+    return {name.lstrip("-").replace("_", "-"): value for name, value in args.items()}
+
+
 def merge_args(defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """Flags by name without dashes: `given` wins, and its false or null takes a default away."""
-    merged = {**defaults, **{name.lstrip("-").replace("_", "-"): value for name, value in given.items()}}
+    merged = {**defaults, **normal_names(given)}
     return {name: value for name, value in merged.items() if value is not None and value is not False}
 
 
@@ -66,8 +72,9 @@ def flags(args: dict[str, Any]) -> list[str]:
     return words
 
 
-def fingerprint(argv: list[str], env: dict[str, str]) -> str:
-    return sha256_json({"argv": argv, "env": env})[:16]
+def fingerprint(*parts: Any) -> str:
+    """Over JSON values and dataclasses of them."""
+    return sha256_json([__version__, *parts])[:16]
 
 
 def last_line(log: str, fallback: str) -> str:

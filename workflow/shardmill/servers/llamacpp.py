@@ -31,11 +31,11 @@ class LlamaCppLauncher:
             env={},
             url=f"http://127.0.0.1:{port}",
             ports=(port,),
-            fingerprint=await self.fingerprint(),
+            fingerprint=self.fingerprint(),
         )
 
-    async def fingerprint(self) -> str:
-        return fingerprint(self._argv(), {})
+    def fingerprint(self) -> str:
+        return fingerprint(self._argv())
 
     def explain(self, log: str, exit_code: int | None) -> StartProblem:
         if _PORT_TAKEN.search(log):

@@ -22,7 +22,7 @@ from shardmill.servers.guardian import Charge
 
 _PAUSE_S = 0.05
 _GUARDIAN_START_S = 60.0
-_LOG_TAIL = 64 << 10
+_LOG_TAIL = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class ServerProcess:
         return None if code is None else int(code)
 
     def log_tail(self) -> str:
-        """The end of what this start has written, 64 KiB at most."""
+        """The end of what this start has written, 256 KiB at most."""
         try:
             with self.log.open("rb") as stream:
                 size = stream.seek(0, os.SEEK_END)
