@@ -1,0 +1,190 @@
+"""Generate jobs as the workflow starts them, on the real fleet: servers die and come back, jobs share them."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from genkit import VOCABULARY, completions, conversation_id, expected, make_settings, make_shard, random_prompt
+from shardmill.files import read_json
+from shardmill.fleet import runlock
+from shardmill.fleet.home import fleets
+from shardmill.fleet.timing import VARIABLE
+from shardmill.generate.journal import read_records
+from shardmill.paths import BuildPaths, shard_name
+from shardmill.settings import Settings
+from simserver import SimFleet
+
+SOAK = bool(os.environ.get("SHARDMILL_SOAK"))
+CONFIG: dict[str, Any] = {"mtp": True, "length_mean": 40, "time_scale": 4, "mamba_slots": None, "kill_delay_s": 0.1}
+TIMING = {
+    "tick_s": 0.1,
+    "state_s": 0.3,
+    "endpoints_s": 0.2,
+    "health_every_s": 0.3,
+    "health_timeout_s": 2.0,
+    "probe_timeout_s": 2.0,
+    "quiet_s": 1.0,
+    "linger_s": 1.0,
+    "leave_s": 3.0,
+    "orphan_s": 2.0,
+    "verdict_s": 2.0,
+}
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, orjson.dumps(TIMING).decode())
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Iterator[Path]:
+    """A results folder; every fleet in it is gone at the end of the test."""
+    folder = tmp_path / "results"
+    yield folder
+    for lock in fleets(str(folder)).glob("*/lock"):
+        who = runlock.holder(lock)
+        if who:
+            os.kill(who["pid"], signal.SIGKILL)
+
+
+def start(build: BuildPaths, shard: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "shardmill", "step", "--build", str(build.root), "generate", shard],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+
+
+def finish(job: subprocess.Popen[bytes], code: int = 0, timeout_s: float = 120) -> str:
+    _, errors = job.communicate(timeout=timeout_s)
+    assert job.returncode == code, errors.decode()
+    assert b"Traceback" not in errors
+    return errors.decode()
+
+
+Shards = dict[str, list[list[int]]]
+
+
+def shards(settings: Settings, results: Path, count: int, prompts: int) -> tuple[BuildPaths, Shards]:
+    """A build with `count` shards of `prompts` prompts."""
+    by_shard = {
+        shard_name(index, count): [random_prompt(1000 * index + number) for number in range(prompts)]
+        for index in range(count)
+    }
+    for shard, asked in by_shard.items():
+        build = make_shard(results / "sample-0123456789", settings, asked, shard=shard)
+    return build, by_shard
+
+
+def assert_right(build: BuildPaths, settings: Settings, by_shard: Shards) -> None:
+    for shard, prompts in by_shard.items():
+        rows = completions(build, shard)
+        assert [row["conversation_id"] for row in rows] == sorted(conversation_id(n) for n in range(len(prompts)))
+        assert [row["reason"] for row in rows if row["status"] != "ok"] == []
+        right = expected(CONFIG, prompts, settings)
+        assert [row for row in rows if row["output_ids"] != right[row["conversation_id"]]] == []
+
+
+def test_jobs_share_the_fleet_and_survive_its_servers_deaths(results: Path) -> None:
+    source = random.Random(3)
+    with SimFleet(3, CONFIG) as servers:
+        settings = make_settings(servers.urls, generate={"concurrency": 6, "patience_s": 20})
+        build, by_shard = shards(settings, results, 3, 600 if SOAK else 150)
+        with runlock.acquire(build.lock, runlock.myself("test")):
+            jobs = [start(build, shard) for shard in by_shard]
+            deaths = 0
+            while any(job.poll() is None for job in jobs):
+                time.sleep(source.uniform(0.3, 0.8))
+                if deaths < (100 if SOAK else 5):
+                    victim = source.randrange(3)
+                    if servers.alive(victim):
+                        servers.kill(victim)
+                        deaths += 1
+                        time.sleep(0.2)
+                    servers.start(victim)
+            for job in jobs:
+                finish(job)
+        assert_right(build, settings, by_shard)
+        assert deaths > 0
+        asked = servers.received()
+        assert len(asked) == sum(map(len, by_shard.values())) + len(_probes(servers))
+        repeated = sum(asked[name] - 1 for name in asked if name not in _probes(servers))
+        assert repeated <= deaths * 6, f"{repeated} asked again after {deaths} deaths"
+
+
+def test_one_of_the_servers_dead_from_the_middle_on(results: Path) -> None:
+    with SimFleet(2, CONFIG) as servers:
+        settings = make_settings(servers.urls, generate={"concurrency": 6})
+        build, by_shard = shards(settings, results, 1, 150)
+        (shard,) = by_shard
+        with runlock.acquire(build.lock, runlock.myself("test")):
+            job = start(build, shard)
+            _until(lambda: len(list(read_records(build.journal(shard)))) > 30)
+            servers.kill(0)
+            finish(job)
+        assert_right(build, settings, by_shard)
+        last = sorted(completions(build, shard), key=lambda row: row["finished_at"])[-50:]
+        assert Counter(row["server"] for row in last) == {servers.urls[1].removeprefix("http://"): 50}
+
+
+def test_all_servers_dead_it_waits_its_patience_out_and_the_next_run_goes_on(results: Path) -> None:
+    with SimFleet(1, CONFIG) as servers:
+        settings = make_settings(servers.urls, generate={"concurrency": 6, "patience_s": 2})
+        build, by_shard = shards(settings, results, 1, 100)
+        (shard,) = by_shard
+        with runlock.acquire(build.lock, runlock.myself("test")):
+            job = start(build, shard)
+            _until(lambda: len(list(read_records(build.journal(shard)))) > 10)
+            servers.kill(0)
+            began = time.monotonic()
+            errors = finish(job, code=1, timeout_s=30)
+            assert time.monotonic() - began >= 1.5
+            assert errors.strip().splitlines()[-1].endswith(".")
+            kept = len(list(read_records(build.journal(shard))))
+            assert kept > 10 and not build.completions(shard).exists()
+            servers.start(0)
+            before = servers.received().total()
+            finish(start(build, shard))
+        assert_right(build, settings, by_shard)
+        assert servers.received().total() - before <= 100 - kept + 20, "only what was missing, and probes"
+        assert read_json(build.progress(shard))["starts"] == 2
+
+
+def test_a_job_leaves_when_its_run_is_over(results: Path) -> None:
+    with SimFleet(1, {**CONFIG, "length_mean": 4000, "time_scale": 1}) as servers:
+        settings = make_settings(servers.urls, sampling={"max_new_tokens": 8000})
+        build, by_shard = shards(settings, results, 1, 20)
+        (shard,) = by_shard
+        with runlock.acquire(build.lock, runlock.myself("test")):
+            job = start(build, shard)
+            _until(lambda: servers.received().total() > 3)
+        errors = finish(job, code=1, timeout_s=20)
+        assert "its run has ended" in errors
+
+
+def _probes(servers: SimFleet) -> set[str]:
+    """The prompts that are the fleet's own: asked for two new tokens at most."""
+    return {
+        line["prompt"]
+        for line in servers.logs()
+        if line["event"] == "received" and line["max_new_tokens"] <= 2 and line["prompt_tokens"] < VOCABULARY
+    }
+
+
+def _until(holds: Any, timeout_s: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
