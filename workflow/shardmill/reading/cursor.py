@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from array import array
+from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
@@ -11,13 +14,14 @@ from shardmill.reading.dialect import looks_like_record
 from shardmill.reading.reasons import RejectReason
 from shardmill.reading.shapes import SPACE
 from shardmill.reading.sources import ByteSource
-from shardmill.reading.syntax import Bad, Broken, Mended, NeedMore, end_of_value, parse
+from shardmill.reading.syntax import Bad, Broken, Mended, NeedMore, end_of_value, left_open, parse
 from shardmill.reading.window import Window
 
 # No record is longer, and nothing that is broken is searched further for its end.
 MAX_RECORD = 128 << 20
 # How much may be looked through for the next whole record behind a broken one, all false starts together.
-_SEARCH = 1 << 30
+_SEARCH = 1 << 27
+_HOPELESS = 1 << 20
 _EXCERPT_BYTES = 1600
 
 _OBJECT = re.compile(rb'\{[ \t\r\n]*+"')
@@ -129,29 +133,32 @@ class Cursor:
                 return False
 
     def _next_record(self) -> bool:
-        """Goes to the next object that reads well and is a record. False at the end of the file."""
+        """Goes to the next object that reads well and is a record. False: to the end of the file."""
         window = self.window
         searched = 0
+        hopeless: deque[array[int]] = deque(maxlen=4)  # offsets of objects that are known to have no end
         self.at += 1
-        while True:
+        while searched < _SEARCH:
             match = _OBJECT.search(window.data, self.at)
             if match is None:
-                # A start may lie across the window's edge.
+                # The start of one may lie across the window's edge.
                 self.at = max(self.at, len(window.data) - 256)
-                if self.more():
-                    continue
-            else:
-                self.at = match.start()
+                if not self.more():
+                    break
+                continue
+            self.at = match.start()
+            if not any(_contains(offsets, self.offset) for offsets in hopeless):
                 end = self.end()
-                if isinstance(end, int) and looks_like_record(parse(window.data[self.at : end], Mended())):
+                if isinstance(end, Bad):
+                    searched += len(window.data) - self.at
+                    opened = left_open(window.data, self.at, _HOPELESS)
+                    hopeless.append(array("q", (window.base + position for position in opened)))
+                elif looks_like_record(parse(window.data[self.at : end], Mended())):
                     return True
-                searched += (end if isinstance(end, int) else len(window.data)) - self.at
-                self.at += 1
-                if searched < _SEARCH:
-                    continue
-            while self.at < len(window.data) or self.more():
-                self.at = len(window.data)
-            return False
+            self.at += 1
+        while self.at < len(window.data) or self.more():
+            self.at = len(window.data)
+        return False
 
     def ended_inside(self, what: str) -> Iterator[Lost]:
         if not self.rest_lost:
@@ -171,6 +178,11 @@ class Cursor:
         """The `length` bytes from here as one lost record."""
         data = self.window.data[self.at : self.at + min(length, _EXCERPT_BYTES)]
         return Lost(reason, detail, _readable(data), self.offset)
+
+
+def _contains(ascending: array[int], wanted: int) -> bool:
+    found = bisect_left(ascending, wanted)
+    return found < len(ascending) and ascending[found] == wanted
 
 
 def _readable(raw: bytes) -> str:

@@ -91,6 +91,15 @@ def looks_like_turn(value: Any) -> bool:
     return isinstance(value, dict) and isinstance(_get(value, ROLE_KEYS), str)
 
 
+def has_records_for_turns(value: Any) -> bool:
+    """Whether a record's turns hold whole records: it lacks its end, and took that of those that follow."""
+    if not isinstance(value, dict):
+        return False
+    found = [_get(value, (key,)) for key in TURNS_KEYS]
+    elements = (element for turns in found if isinstance(turns, list) for element in turns)
+    return any(looks_like_record(element) and not looks_like_turn(element) for element in elements)
+
+
 def source_id(record: Any) -> str | None:
     """The record's id as text, unchanged; a number as JSON writes it."""
     if not isinstance(record, dict):

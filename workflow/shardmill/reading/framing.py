@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from shardmill.reading.cursor import Cursor, Lost
+from shardmill.reading.dialect import has_records_for_turns
 from shardmill.reading.reasons import BROKEN_SYNTAX, RejectReason
 from shardmill.reading.runs import Runs
 from shardmill.reading.shapes import SPACE, Holds, array_holds, is_wrapper
@@ -157,6 +158,8 @@ class Framer:
         window = here.window
         raw = window.data[here.at : end]
         value = parse(raw, self._mended)
+        if has_records_for_turns(value):
+            value = Bad(RejectReason.INVALID_JSON, "another record begins inside its turns")
         if isinstance(value, Bad):
             if value.reason in BROKEN_SYNTAX:
                 yield from here.broken(value, lines)

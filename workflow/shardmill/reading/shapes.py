@@ -6,7 +6,7 @@ import re
 from enum import Enum
 
 from shardmill.reading.dialect import looks_like_record, looks_like_turn
-from shardmill.reading.syntax import Mended, NeedMore, end_of_value, parse
+from shardmill.reading.syntax import Broken, Mended, NeedMore, end_of_value, parse
 
 # JSON's white space; and a BOM, which stands in the middle where files were joined by hand.
 SPACE = re.compile(rb"(?:[ \t\r\n]|\xef\xbb\xbf)*+")
@@ -61,7 +61,7 @@ def is_wrapper(data: bytes, at: int) -> bool:
             if data[at] != 0x2C:
                 break
             at = _behind_space(data, at + 1)
-    except NeedMore:
+    except (NeedMore, Broken):  # what is broken behind the first record is found when it is read
         if not found:
             raise
     return found

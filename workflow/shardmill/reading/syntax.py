@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from array import array
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,6 +76,28 @@ def end_of_value(data: bytes, start: int, stop: int) -> int:
             if not brackets:
                 return match.end()
     raise NeedMore("an object" if brackets[-1] == 0x7B else "an array")
+
+
+def left_open(data: bytes, start: int, limit: int) -> array[int]:
+    """Positions, ascending, of the objects that `end_of_value` from `start` found no end of; at most `limit`.
+
+    None of them is a whole value: whatever stopped the scan from `start` stops one from there, too.
+    """
+    opened = array("q")
+    for match in _TOKEN.finditer(data, start):
+        byte = data[match.start()]
+        if byte == 0x22:
+            if match.end() - match.start() == 1:
+                break
+        elif byte in b"{[":
+            if len(opened) == limit:
+                break
+            opened.append(match.start())
+        elif not opened or data[opened[-1]] != _PAIRS[byte]:
+            break
+        else:
+            opened.pop()
+    return opened
 
 
 def _open_string(data: bytes, at: int, stop: int) -> NeedMore | Broken:

@@ -1,0 +1,91 @@
+"""Small datasets for the tests of reading, and one call that reads them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardmill.reading import Conversation, ReadCounts, Reader, Reject
+
+CASES = Path(__file__).resolve().parents[2] / "shared" / "cases"
+
+
+@dataclass
+class Read:
+    conversations: list[Conversation]
+    rejects: list[Reject]
+    counts: ReadCounts
+
+    @property
+    def texts(self) -> list[list[tuple[str, str]]]:
+        return [[(message.role, message.content) for message in each.messages] for each in self.conversations]
+
+    @property
+    def reasons(self) -> list[str]:
+        return [str(reject.reason) for reject in self.rejects]
+
+    @property
+    def ids(self) -> list[str]:
+        return [each.source_id for each in self.conversations]
+
+
+def read(files: Path | Sequence[Path], spool: Path, **options: Any) -> Read:
+    """Reads to the end and checks what always holds; broken syntax is rejected unless an option says otherwise."""
+    reader = Reader([files] if isinstance(files, Path) else files, spool, **{"bad_records": "reject", **options})
+    conversations: list[Conversation] = []
+    rejects: list[Reject] = []
+    for each in reader.conversations():
+        if isinstance(each, Reject):
+            rejects.append(each)
+        else:
+            conversations.append(each)
+    counts = reader.counts
+    assert counts.balanced
+    assert (counts.conversations, counts.rejected) == (len(conversations), len(rejects))
+    assert sum(counts.rejects.values()) == counts.rejected
+    assert len({each.conversation_id for each in conversations}) == len(conversations)
+    for each in conversations:
+        assert any(message.role == "user" for message in each.messages)
+        "".join(message.content for message in each.messages).encode()
+    return Read(conversations, rejects, counts)
+
+
+def turns(*texts: str, first: str = "human") -> list[dict[str, str]]:
+    """Alternating turns, a human's first."""
+    speakers = ("human", "gpt") if first == "human" else ("gpt", "human")
+    return [{"from": speakers[number % 2], "value": text} for number, text in enumerate(texts)]
+
+
+def record(name: str | None, *texts: str, first: str = "human", **more: Any) -> dict[str, Any]:
+    named = {} if name is None else {"id": name}
+    return {**named, "conversations": turns(*texts, first=first), **more}
+
+
+def lines(records: Iterable[Any]) -> bytes:
+    return b"".join(json.dumps(each, ensure_ascii=False).encode() + b"\n" for each in records)
+
+
+def array(records: Iterable[Any], indent: int | None = None) -> bytes:
+    return json.dumps(list(records), ensure_ascii=False, indent=indent).encode()
+
+
+def from_bytes(content: bytes, tmp_path: Path, name: str = "data.json", **options: Any) -> Read:
+    path = tmp_path / name
+    path.write_bytes(content)
+    return read(path, tmp_path / "spool", **options)
+
+
+def from_records(records: list[Any], tmp_path: Path, **options: Any) -> Read:
+    return from_bytes(lines(records), tmp_path, **options)
+
+
+def case(number: str, tmp_path: Path, file: str | None = None, **options: Any) -> Read:
+    if not CASES.is_dir():
+        pytest.skip(f"the cases are not at {CASES}")
+    folder = next(CASES.glob(f"{number}-*"))
+    return read(folder / file if file else next(folder.glob("input.*")), tmp_path / "spool", **options)
