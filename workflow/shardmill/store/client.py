@@ -33,6 +33,7 @@ _ATTEMPTS = 12
 # A person waits for a plan: an unreachable store is told of within seconds.
 _HASTY_ATTEMPTS = 4
 _READS = 5
+_NOT_KNOWN = {"NotImplemented", "MethodNotAllowed"}
 # Answers of stores that don't know If-None-Match or If-Match; those that ignore them are met by reading back.
 _NO_CONDITIONS = {"NotImplemented", "InvalidArgument", "InvalidRequest", "MethodNotAllowed"}
 # Answers of stores that want a Content-MD5 with DeleteObjects, which boto3 no longer sends, or don't know the call.
@@ -163,22 +164,29 @@ class Store:
                 for entry in page.get("Contents", ()):
                     yield Listed(entry["Key"], entry["Size"], entry["LastModified"])
 
-    def folders(self, prefix: str) -> list[str]:
-        """Names of the folders directly under `prefix`, which is empty or ends with a slash."""
-        with self.asking("ListObjectsV2", prefix):
-            paginator = self._client.get_paginator("list_objects_v2")
-            pages = paginator.paginate(Bucket=self.bucket, Prefix=prefix, Delimiter="/")
-            return [entry["Prefix"][len(prefix) : -1] for page in pages for entry in page.get("CommonPrefixes", ())]
-
-    def unfinished(self, prefix: str) -> list[Unfinished]:
-        """Multipart uploads under `prefix` that were begun and neither completed nor aborted."""
+    def unfinished(self, prefix: str) -> list[Unfinished] | None:
+        """Multipart uploads under `prefix` that were begun and not ended; None where the store doesn't list them."""
         with self.asking("ListMultipartUploads", prefix):
             pages = self._client.get_paginator("list_multipart_uploads").paginate(Bucket=self.bucket, Prefix=prefix)
-            return [
-                Unfinished(entry["Key"], entry["UploadId"], entry["Initiated"])
-                for page in pages
-                for entry in page.get("Uploads", ())
-            ]
+            try:
+                return [
+                    Unfinished(entry["Key"], entry["UploadId"], entry["Initiated"])
+                    for page in pages
+                    for entry in page.get("Uploads", ())
+                    if entry["Key"].startswith(prefix)
+                ]
+            except boto.ClientError as error:
+                if code_of(error) in _NOT_KNOWN or status_of(error) in (405, 501):
+                    return None
+                raise
+
+    def size_of_parts(self, upload: Unfinished) -> int:
+        """Bytes that an unfinished upload holds."""
+        with self.asking("ListParts", upload.key):
+            pages = self._client.get_paginator("list_parts").paginate(
+                Bucket=self.bucket, Key=upload.key, UploadId=upload.upload_id
+            )
+            return sum(part["Size"] for page in pages for part in page.get("Parts", ()))
 
     def begin(self, key: str, sha256: str) -> str:
         """Begins a multipart upload; returns its id."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -70,34 +70,55 @@ def download_file(store: Store, key: str, path: Path, size: int | None = None, s
     )
 
 
+def digest_object(store: Store, key: str) -> str:
+    """sha256 of an object as the store gives it out, nothing written here. Raises StoreError when it stays torn."""
+    problem = ""
+    for _ in range(_DOWNLOADS):
+        try:
+            with store.asking("GetObject", key):
+                return _stream(store, key, lambda chunk: None)[1]
+        except _Wrong as error:
+            problem = str(error)
+    raise StoreError(f"{store.url(key)} at {store.host} could not be read in {_DOWNLOADS} attempts: {problem}.")
+
+
 def _fetch(store: Store, key: str, path: Path, size: int | None, sha256: str | None) -> str:
+    with path.open("wb") as target:
+        got, digest, promised = _stream(store, key, target.write)
+    if size is not None and got != size:
+        raise _Wrong(f"it has {got} bytes and not {size}")
+    expected = sha256 or promised or digest
+    if digest != expected:
+        raise _Wrong(f"its sha256 is {digest} and not {expected}")
+    return digest
+
+
+def _stream(store: Store, key: str, write: Callable[[bytes], object]) -> tuple[int, str, str | None]:
+    """Reads an object to its end: its size, its sha256, and the sha256 in its metadata."""
     opened = store.open(key)
     if opened is None:
         raise StoreError(f"{store.url(key)} does not exist at {store.host}: `shardmill verify` lists what is missing.")
     body, promised_size, promised_sha256 = opened
     digest, got = hashlib.sha256(), 0
     try:
-        with path.open("wb") as target:
-            for chunk in body.iter_chunks(_CHUNK):
-                digest.update(chunk)
-                target.write(chunk)
-                got += len(chunk)
+        for chunk in body.iter_chunks(_CHUNK):
+            digest.update(chunk)
+            write(chunk)
+            got += len(chunk)
     except TORN as error:
         raise _Wrong(f"it broke off after {got} bytes ({type(error).__name__})") from None
     finally:
         body.close()
-    expected_size = promised_size if size is None else size
-    if got != expected_size:
-        raise _Wrong(f"it has {got} bytes and not {expected_size}")
-    expected = sha256 or promised_sha256 or digest.hexdigest()
-    if digest.hexdigest() != expected:
-        raise _Wrong(f"its sha256 is {digest.hexdigest()} and not {expected}")
-    return expected
+    if got != promised_size:
+        raise _Wrong(f"it has {got} bytes, {promised_size} were promised")
+    return got, digest.hexdigest(), promised_sha256
 
 
 def _upload_parts(store: Store, key: str, path: Path, sha256: str) -> str:
     """Uploads in parts; returns the ETag that S3 gives such an object. Nothing is left behind on an error."""
-    for unfinished in store.unfinished(key):
+    for unfinished in store.unfinished(key) or ():
+        if unfinished.key != key:
+            continue
         # The key carries this content's digest, so this is what an earlier, killed attempt left.
         log.warning("An earlier upload of %s was never ended: it is aborted.", store.url(key))
         store.abort(unfinished.key, unfinished.upload_id)
@@ -149,14 +170,7 @@ def _holds(store: Store, key: str, head: Head, size: int, sha256: str, etag: str
         return head.etag == etag
     if head.sha256 is not None:
         return True
-    opened = store.open(key)
-    if opened is None:
-        return False
-    digest = hashlib.sha256()
-    with store.asking("GetObject", key):
-        for chunk in opened[0].iter_chunks(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest() == sha256
+    return digest_object(store, key) == sha256
 
 
 def _changed(path: Path) -> StoreError:

@@ -1,0 +1,183 @@
+"""`shardmill verify`, `inventory` and `pull`: what the store holds, whether it is right, and getting it here."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import click
+import orjson
+
+from shardmill.cli_common import build_options, target
+from shardmill.errors import SettingsError, UsageError
+from shardmill.files import read_json, write_json
+from shardmill.paths import BuildPaths
+from shardmill.settings import Settings, load, resolve
+
+
+@click.command()
+@click.option("--deep", is_flag=True, help="Read every row, and download every object to hash it.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@build_options
+def verify(deep: bool, as_json: bool, root: Path | None, configfiles: tuple[Path, ...]) -> None:
+    """Local files and the store against the manifests: missing, extra, wrong, unreadable. Exit code 1 with a list."""
+    from shardmill.store.verify import verify_build
+
+    subject = target(root, configfiles)
+    found = verify_build(subject.settings, subject.build, deep)
+    if as_json:
+        click.echo(
+            orjson.dumps(
+                {
+                    "build": subject.build.name,
+                    "shards": found.shards,
+                    "here": found.here,
+                    "store": found.store,
+                    "problems": [
+                        {"where": item.where, "kind": item.kind, "path": item.path, "detail": item.detail}
+                        for item in found.problems
+                    ],
+                },
+                option=orjson.OPT_INDENT_2,
+            )
+        )
+    else:
+        for problem in found.problems:
+            click.echo(str(problem))
+        stored = f", {found.store} in the store" if found.store is not None else ""
+        verdict = f"{len(found.problems)} problems" if found.problems else "all right"
+        click.echo(f"{subject.build.name}: of {found.shards} shards {found.here} here{stored}: {verdict}.")
+    sys.exit(1 if found.problems else 0)
+
+
+@click.command()
+@click.option(
+    "--delete",
+    "doomed",
+    multiple=True,
+    metavar="WHAT",
+    help="Delete `unnamed` (objects that no manifest names), `uploads` (left-over multipart uploads), or a build by "
+    "its folder's name. Can be given several times.",
+)
+@click.option("--yes", is_flag=True, help="Delete without asking.")
+@click.option(
+    "--older-than",
+    "hours",
+    type=click.FloatRange(min=0),
+    default=24.0,
+    show_default=True,
+    help="Hours: younger unnamed objects and uploads are kept, another machine may be at them.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@build_options
+def inventory(
+    doomed: tuple[str, ...],
+    yes: bool,
+    hours: float,
+    as_json: bool,
+    root: Path | None,
+    configfiles: tuple[Path, ...],
+) -> None:
+    """Everything under the bucket and prefix by build and kind, its age and cost, and what is left over."""
+    from shardmill.store.client import Store
+    from shardmill.store.inventory import as_json as json_of
+    from shardmill.store.inventory import delete, plan_deletion, take_inventory
+
+    settings = _store_settings(root, configfiles)
+    store = Store(settings.s3)
+    found = take_inventory(settings.s3, store)
+    price = settings.cost.usd_per_gb_month
+    if as_json:
+        click.echo(orjson.dumps(json_of(found, price), option=orjson.OPT_INDENT_2))
+    else:
+        from shardmill.store.tables import inventory_lines
+
+        for line in inventory_lines(found, price):
+            click.echo(line)
+    if not doomed:
+        return
+    deletion = plan_deletion(found, doomed, timedelta(hours=hours))
+    if not deletion.keys and not deletion.uploads:
+        click.echo(f"Nothing to delete: {', '.join(doomed)} has nothing older than {hours:g} h.", err=True)
+        return
+    what = f"{len(deletion.keys)} objects and {len(deletion.uploads)} unfinished uploads of {', '.join(doomed)}"
+    if not yes and not click.confirm(f"Delete {what} in s3://{store.bucket}/{settings.s3.prefix}?", err=True):
+        raise UsageError("Nothing was deleted.")
+    delete(store, deletion)
+    click.echo(f"Deleted {what}.", err=True)
+
+
+@click.command()
+@click.argument("name", metavar="BUILD")
+@click.option(
+    "--configfile",
+    "configfiles",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="Where the store is: laid over config/config.yaml.  [default: as results/latest last ran]",
+)
+@click.option("--results", type=click.Path(path_type=Path), default=None, help="Folder that the build is put in.")
+def pull(name: str, configfiles: tuple[Path, ...], results: Path | None) -> None:
+    """Brings BUILD (its folder's name) here from the store, verified. Run again, it goes on where it stopped.
+
+    Exit code 0: the whole build is here. 1: a part of it; the last line says what.
+    """
+    from shardmill.fleet.runlock import acquire
+    from shardmill.store.pull import pull_build
+
+    if "/" in name or name in ("", ".", "..", "latest"):
+        raise UsageError(
+            f"{name!r} is not a build's name, which is like sample-0123456789: `shardmill inventory` lists."
+        )
+    settings = _store_settings(None, configfiles)
+    build = BuildPaths((results or Path(settings.results)) / name)
+    with acquire(build.lock), click.progressbar(length=1, label="shards", file=sys.stderr) as bar:
+
+        def progress(done: int, shards: int) -> None:
+            bar.length = shards
+            bar.update(1)
+
+        pulled = pull_build(settings, build, progress)
+    for problem in pulled.problems:
+        click.echo(f"Error: {problem}", err=True)
+    _remember(settings, build)
+    of = pulled.shards if pulled.shards is not None else "an unknown number of"
+    came = f"{len(pulled.complete)} of {of} shards and {pulled.files} other files of {name} are in {build.root}"
+    if pulled.whole:
+        click.echo(f"Pulled whole: {came} ({pulled.downloaded / 1e6:.1f} MB downloaded).")
+        return
+    missing = f"{pulled.published} are published" if pulled.published != pulled.shards else "all are published"
+    click.echo(f"Pulled in part: {came}; {missing}, {len(pulled.problems)} problems.")
+    sys.exit(1)
+
+
+def _store_settings(root: Path | None, configfiles: tuple[Path, ...]) -> Settings:
+    """Settings that name a store; those of a build where one is at hand, since a store outlives its builds."""
+    if configfiles:
+        settings = load(*configfiles)
+    elif root is None and not Path("results/latest").exists():
+        settings = load()
+    else:
+        settings = target(root, ()).settings
+    if settings.s3.bucket is None:
+        raise UsageError("No store is named: give --configfile with a config that sets s3.bucket.")
+    return settings
+
+
+def _remember(settings: Settings, build: BuildPaths) -> None:
+    """Leaves the settings that later commands on this build go by, its identity's where they are known."""
+    if build.settings.exists() or not build.build_json.exists():
+        return
+    identity = read_json(build.build_json)["identity"]
+    values = replace(settings, name=build.name.rpartition("-")[0]).as_dict()
+    values["prompts"] = identity["prompts"]
+    values["sampling"] = identity["sampling"]
+    values["model"] |= {key: identity["model"][key] for key in ("name", "revision", "thinking", "context")}
+    try:
+        write_json(build.settings, resolve(values).as_dict())
+    except SettingsError as error:
+        click.echo(
+            f"Commands on {build.root} need --configfile, since its settings don't fit this config. {error}", err=True
+        )
