@@ -41,11 +41,12 @@ QWEN = {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwe
 }
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 2}
 HYBRID = ModelFacts(mtp=True, hybrid=True)
-NEW = Known(frozenset(["mamba-radix-cache-strategy", "revision", *(name.lstrip("-") for name in [
-    "--model-path", "--served-model-name", "--port", "--nccl-port", "--host", "--mem-fraction-static",
-    "--max-running-requests", "--random-seed", "--enable-metrics", "--watchdog-timeout", "--crash-dump-folder",
-    "--skip-server-warmup", "--speculative-algorithm", "--speculative-num-steps", "--speculative-eagle-topk",
-    "--speculative-num-draft-tokens", "--disable-radix-cache", "--max-mamba-cache-size"])]), lazy_buffer=True)  # fmt: skip
+NAMES = """
+model-path served-model-name revision host port nccl-port mem-fraction-static max-running-requests random-seed
+enable-metrics watchdog-timeout crash-dump-folder skip-server-warmup speculative-algorithm speculative-num-steps
+speculative-eagle-topk speculative-num-draft-tokens disable-radix-cache max-mamba-cache-size mamba-radix-cache-strategy
+"""
+NEW = Known(frozenset(NAMES.split()), lazy_buffer=True)
 OLD = Known(NEW.flags - {"mamba-radix-cache-strategy"} | {"mamba-scheduler-strategy"}, lazy_buffer=False)
 
 

@@ -271,6 +271,20 @@ class Member:
             self.site.log(warning)
         self.warning = warning
 
+    async def inspect(self, timeout_s: float) -> None:
+        """Looks once, for a person, at a server that no fleet watches."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                problem = await self._check(deep=False)
+                if problem is None:
+                    await self._learn()
+            self._set(State.STARTING if problem else State.READY, problem or "")
+            await self.look(timeout_s, {})
+        except SetupFault as fault:
+            self._set(State.REFUSED, str(fault))
+        except (ServerFault, TimeoutError) as fault:
+            self._set(State.STARTING, str(fault) or f"no answer within {timeout_s:.0f} s")
+
     async def look(self, timeout_s: float, gpus: dict[int, Gpu]) -> None:
         """Refreshes what `status` shows."""
         if self.launcher is not None and self.launcher.gpu is not None:

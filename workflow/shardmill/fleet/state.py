@@ -46,13 +46,14 @@ def describe(fleet: FleetProcess) -> dict[str, Any]:
             }
             for job in sorted(fleet.jobs.values(), key=lambda job: job.order)
         ],
-        "servers": [_server(fleet, member, now) for member in fleet.members.values()],
+        "servers": [describe_member(member, now) for member in fleet.members.values()],
         "warnings": [member.warning for member in fleet.members.values() if member.warning],
     }
 
 
-def _server(fleet: FleetProcess, member: Member, now: float) -> dict[str, Any]:
-    slot = fleet.pool.slots[member.name]
+def describe_member(member: Member, now: float) -> dict[str, Any]:
+    """One server. `now` is on the fleet's clock."""
+    slot = member.site.pool.slots[member.name]
     record, info, load, process = member.record, member.info, member.load, member.process
     faults = Counter(record.faults)
     faults.update(member.faults_before)

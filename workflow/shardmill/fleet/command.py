@@ -1,0 +1,134 @@
+"""What a person does with a fleet by hand: have it up, take it down, look at it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+from shardmill.engines.choose import engine, new_session
+from shardmill.errors import ShardmillError
+from shardmill.files import read_json
+from shardmill.fleet import runlock, starter, wire
+from shardmill.fleet.endpoints import endpoints
+from shardmill.fleet.home import Home
+from shardmill.fleet.member import Expectation, Member, Site
+from shardmill.fleet.pool import Pool
+from shardmill.fleet.state import describe_member
+from shardmill.fleet.timing import timing
+from shardmill.servers.process import left_over
+from shardmill.settings import Settings
+
+State = dict[str, Any]
+
+_PAUSE_S = 0.5
+_DOWN_S = 120.0
+_LOOK_S = 10.0
+_SETTLED = frozenset({"ready", "refused", "failed"})
+
+
+async def up(settings: Settings, progress: Callable[[State], None]) -> State:
+    """Starts the servers, to live until `down`; returns when each is ready or given up. `progress` sees each state."""
+    home = Home.of(settings)
+    reader, writer = await starter.connect_or_start(home, settings)
+    try:
+        wire.write(writer, {"op": "hello", "who": "cli"})
+        state = await _ask(reader, writer, "stay")
+        while not all(server["state"] in _SETTLED for server in state["servers"]):
+            progress(state)
+            await asyncio.sleep(_PAUSE_S)
+            state = await _ask(reader, writer, "state")
+        return state
+    finally:
+        writer.close()
+
+
+async def down(settings: Settings) -> int:
+    """Stops the fleet and all its servers; how many servers that were. Jobs that still use them fail or wait."""
+    home = Home.of(settings)
+    home.stay.unlink(missing_ok=True)
+    count = len(left_over(home))
+    connection = await starter.connect(home)
+    if connection is not None:
+        reader, writer = connection
+        wire.write(writer, {"op": "hello", "who": "cli"})
+        await _ask(reader, writer, "down")
+        writer.close()
+    until = time.monotonic() + _DOWN_S
+    while (who := runlock.holder(home.lock)) is not None:
+        if time.monotonic() > until and who:
+            os.kill(int(who["pid"]), signal.SIGKILL)
+        await asyncio.sleep(_PAUSE_S / 5)
+    # What a fleet that was killed has left.
+    await asyncio.gather(*(process.stop(timing().grace_s) for process in left_over(home)))
+    return count
+
+
+async def look(settings: Settings) -> State | None:
+    """The fleet's state now. Without a fleet: what the endpoints themselves say, or None when servers are launched."""
+    home = Home.of(settings)
+    connection = await starter.connect(home)
+    if connection is not None:
+        reader, writer = connection
+        try:
+            wire.write(writer, {"op": "hello", "who": "cli"})
+            return await asyncio.wait_for(_ask(reader, writer, "state"), _LOOK_S)
+        except TimeoutError:
+            raise ShardmillError(f"The fleet in {home.root} does not answer; look into {home.log}.") from None
+        finally:
+            writer.close()
+    if settings.servers.launch:
+        return None
+    return await _look_at_endpoints(settings, home)
+
+
+def last_state(settings: Settings) -> State | None:
+    """What a fleet that is gone has left written; None when there never was one."""
+    try:
+        state: State = read_json(Home.of(settings).state)
+    except (OSError, ValueError):
+        return None
+    return state
+
+
+async def _look_at_endpoints(settings: Settings, home: Home) -> State:
+    key = os.environ.get(settings.servers.api_key_env) if settings.servers.api_key_env else None
+    async with new_session() as session:
+        site = Site(
+            home=home,
+            engine=engine(settings.servers.engine, key),
+            session=session,
+            pool=Pool(),
+            timing=timing(),
+            expected=Expectation(settings.model.name, settings.model.context),
+            changed=lambda: None,
+            lost=lambda _: None,
+            log=lambda _: None,
+        )
+        members = [Member(endpoint.name, site, None, url=endpoint.url) for endpoint in endpoints(settings)]
+        await asyncio.gather(*(member.inspect(_LOOK_S) for member in members))
+        now = site.clock()
+        return {
+            "key": home.root.name,
+            "host": os.uname().nodename,
+            "engine": settings.servers.engine,
+            "model": settings.model.name,
+            "launch": False,
+            "stay": False,
+            "waiting": 0,
+            "runs": [],
+            "jobs": [],
+            "servers": [describe_member(member, now) for member in members],
+            "warnings": [member.warning for member in members if member.warning],
+        }
+
+
+async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, what: str) -> State:
+    wire.write(writer, {"op": what})
+    answer = await wire.read(reader)
+    if answer is None:
+        raise ShardmillError("The fleet left while it was asked; try again.")
+    return answer
