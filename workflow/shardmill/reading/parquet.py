@@ -24,7 +24,8 @@ def parquet_records(path: Path) -> Iterator[Any | Lost]:
         with pq.ParquetFile(path) as parquet:
             for batch in parquet.iter_batches(batch_size=_ROWS):
                 yield from _rows(batch)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError, LookupError, OverflowError, MemoryError) as error:
+        # Arrow passes on what Python's own decoding of damaged names and values raises.
         message = " ".join(str(error).split())
         yield Lost(RejectReason.DAMAGED_FILE, f"the Parquet file can't be read: {message}", "", -1)
 

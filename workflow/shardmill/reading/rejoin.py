@@ -40,8 +40,8 @@ def chains(parts: Sequence[Part], notes: Counter[str]) -> list[list[tuple[int, b
 
     The order of `parts` matters only to the order of the chains. A part that fits several others, or others that fit
     one, stay apart: a wrong join would be a wrong prompt. So it would be with records that are only numbered: a part
-    that repeats nothing is joined only where the chain begins at turn 0 and has an answer in it, and where no part of
-    this id begins inside another one.
+    that repeats nothing is joined only where the chain begins at turn 0 and has an answer in it or gets it by this,
+    and where no part of this id begins inside another one.
     """
     order = sorted(range(len(parts)), key=lambda index: (parts[index].start, parts[index].turns))
     members: dict[_Key, list[int]] = {}
@@ -102,7 +102,7 @@ def _walk(
             last = parts[chain[-1][0]]
             answered = answered or last.assistant
             repeats = _repeats(last, parts[nxt])
-            if not (repeats or (from_start and answered)):
+            if not (repeats or (from_start and (answered or parts[nxt].assistant_first))):
                 break
             chain.append((nxt, repeats))
             begun.add(nxt)
