@@ -135,9 +135,10 @@ def test_appending_moves_no_conversation(made: list[Any], more: list[Any], tmp_p
 @given(said=st.lists(asked, min_size=3, max_size=12, unique=True), data=st.data())
 def test_any_split_is_joined_again(said: list[str], data: st.DataObject, tmp_path: Path) -> None:
     cuts = sorted(data.draw(st.sets(st.integers(1, len(said) - 1), max_size=4)))
-    made = []
+    made: list[dict[str, Any]] = []
     for start, end in zip([0, *cuts], [*cuts, len(said)], strict=True):
-        repeat = int(start > 0 and start % 2 == 0)  # the answer before, as real files do
+        # Real files repeat the answer before. A part of that answer alone would have the same index as its repeat.
+        repeat = int(start > 0 and start % 2 == 0 and len(made[-1]["conversations"]) > 1)
         first = "human" if (start - repeat) % 2 == 0 else "gpt"
         made.append(record(f"c_{start - repeat}", *said[start - repeat : end], first=first))
     got = read_bytes(lines(data.draw(st.permutations(made))), tmp_path)
