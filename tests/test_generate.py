@@ -350,7 +350,7 @@ def test_attempts_and_deaths_survive_a_restart(fleet: SimFleet, tmp_path: Path) 
     settings, prompts = make_settings(fleet.urls), [random_prompt(n) for n in range(1)]
     build = make_shard(tmp_path / "b-1", settings, prompts)
     with open_journal(build.journal(SHARD)) as journal:
-        note = {"attempts": 2, "deaths": DEATHS}
+        note = {"attempts": 2, "deaths": DEATHS, "useless": {"empty": 2}}
         journal.append({"conversation_id": conversation_id(0), "turn": 0, "note": note})
     stand_in = generate(settings, build)
     (row,) = completions(build)

@@ -9,14 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
-import math
 import random
-import uuid
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Protocol
 
 import aiohttp
@@ -28,16 +24,17 @@ from shardmill.engines import (
     PromptRefused,
     Refusal,
     Request,
-    SamplingParams,
     ServerFault,
 )
 from shardmill.errors import SetupFault, ShardmillError
 from shardmill.fleet.client import Aftermath, Lease, Outcome
-from shardmill.generate.audit import Degenerate, Faulty, Kept, Useless, audit, endless
+from shardmill.generate.asked import History, Model, Prompt, request_id, request_seed
+from shardmill.generate.audit import Degenerate, Faulty, Kept, Useless, Verdict, audit
 from shardmill.generate.pace import Pace
 from shardmill.generate.progress import Tally
 from shardmill.generate.reasons import FailReason
 from shardmill.generate.rows import Completion
+from shardmill.generate.trust import CONTROL_TOKENS, Trust
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +43,6 @@ _IN_FLIGHT = frozenset({Fault.RESET, Fault.HALF_SENT, Fault.TIMEOUT})
 # Faults of one prompt in a row, with every other server to try, after which a person should look.
 _TOO_MANY_FAULTS = 100
 _NOT_COUNTED = frozenset({Fault.REFUSED, Fault.QUEUE_FULL})  # a fleet that is away or busy says nothing of the prompt
-_CONTROL_TOKENS = 64
 _RESERVES = (16, 64, 256)  # new tokens given up, in turn, when the server keeps room for speculation
 _REASON = {Degenerate.EMPTY: FailReason.EMPTY, Degenerate.REPETITION: FailReason.REPETITION}
 
@@ -59,42 +55,6 @@ class Pool(Protocol):
     async def release(self, lease: Lease, outcome: Outcome) -> Aftermath: ...
 
     def lost(self, lease: Lease) -> asyncio.Event: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """What answers are audited against, and how they are drawn."""
-
-    stop_ids: frozenset[int]
-    vocab_size: int
-    sampling: SamplingParams
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    prompt_id: str
-    ids: list[int]
-    max_new_tokens: int
-
-
-@dataclass(slots=True)
-class History:
-    """What has happened to one prompt. The first two are kept in the journal, so that a restart forgets nothing."""
-
-    attempts: int = 0  # audited answers
-    deaths: int = 0
-    useless: Counter[Degenerate] = field(default_factory=Counter)
-    faults: int = 0  # in a row
-    foreign_stops: int = 0
-    refusals: int = 0
-    reserve: int = 0  # how many of _RESERVES are in use
-    avoid: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class _Control:
-    prompt: Prompt
-    tokens: int
 
 
 class Asker:
@@ -117,13 +77,10 @@ class Asker:
         self._fleet = fleet
         self._model = model
         self._tally = tally
+        self._trust = Trust(attempts)
         self._attempts = attempts
         self._timeout_s = timeout_s
         self._pace = pace
-        self._control: _Control | None = None
-        self._answered = False
-        self._audited = 0
-        self._passing = 0  # degenerate answers to prompts that had a good one later
 
     async def ask(
         self, prompt: Prompt, history: History, remember: Callable[[], None], leased: Callable[[], None]
@@ -171,17 +128,17 @@ class Asker:
         lease: Lease,
         answer: Answer,
     ) -> Completion | None:
-        verdict = audit(answer, len(prompt.ids), self._model.stop_ids, self._model.vocab_size, request.max_new_tokens)
+        verdict = self._audit(prompt, request, answer)
         if isinstance(verdict, Faulty):
             if verdict.foreign_stop is not None:
                 self._note_foreign_stop(history, lease, verdict.foreign_stop)
             return await self._faulted(history, remember, lease, False, verdict.fault, verdict.detail)
-        self._audited += 1
+        self._trust.seen()
         if isinstance(verdict, Useless):
             return await self._useless(history, remember, lease, answer, verdict)
         history.attempts += 1
         await self._fleet.release(lease, _outcome(ok=True, answer=answer))
-        self._learn(prompt, history, verdict)
+        self._trust.learn(prompt, history, verdict)
         self._tally.answered(lease.server, verdict, answer)
         return Completion(
             reason=None,
@@ -197,7 +154,8 @@ class Asker:
         self, history: History, remember: Callable[[], None], lease: Lease, answer: Answer, verdict: Useless
     ) -> Completion | None:
         """A degenerate answer: an attempt of this prompt, or, where the control fails as well, the server's fault."""
-        proven = self._control is None or await self._proves_itself(lease, self._control)
+        control = self._trust.control
+        proven = control is None or await self._proves_itself(lease, control)
         await self._fleet.release(lease, _outcome(ok=True, answer=answer, degenerate=True))
         history.avoid |= {lease.server}
         self._tally.degenerate(lease.server, verdict.kind, proven)
@@ -207,45 +165,23 @@ class Asker:
         history.faults = 0
         history.attempts += 1
         history.useless[verdict.kind] += 1
-        if history.useless[verdict.kind] >= self._needed():
+        if history.useless[verdict.kind] >= self._trust.needed():
             return _failed(_REASON[verdict.kind], history)
         remember()
         return None
 
-    def _needed(self) -> int:
-        """How many degenerate answers of one kind make a prompt's own fault.
-
-        `generate.attempts`, unless degenerate answers keep passing away: when a share q of all answers is degenerate by
-        chance, so many that chance alone (q^n) gives less than one in 100,000. And twice as many while no prompt of the
-        shard has had a good answer, since nothing tells the prompt's fault from the server's then.
-        """
-        needed = self._attempts
-        passing = self._passing / max(self._audited, 1)
-        if self._passing >= 3 and 0.01 < passing < 1:
-            needed = min(4 * needed, max(needed, math.ceil(math.log(1e-5) / math.log(passing))))
-        return needed if self._control is not None else 2 * needed
-
-    async def _proves_itself(self, lease: Lease, control: _Control) -> bool:
+    async def _proves_itself(self, lease: Lease, control: Prompt) -> bool:
         """Whether the server gives a good answer to a prompt that has had one: its first few tokens are enough."""
-        budget = min(_CONTROL_TOKENS, control.prompt.max_new_tokens)
-        request = Request(_request_id(control.prompt), control.prompt.ids, budget, self._model.sampling)
+        budget = min(CONTROL_TOKENS, control.max_new_tokens)
+        request = Request(request_id(control), control.ids, budget, self._model.sampling)
         try:
             answer = await self._send(lease, request)
         except (ServerFault, PromptRefused):
             return False
-        verdict = audit(
-            answer, len(control.prompt.ids), self._model.stop_ids, self._model.vocab_size, request.max_new_tokens
-        )
-        return isinstance(verdict, Kept)
+        return isinstance(self._audit(control, request, answer), Kept)
 
-    def _learn(self, prompt: Prompt, history: History, kept: Kept) -> None:
-        self._answered = True
-        self._passing += history.useless.total()
-        known = self._control
-        if known is not None and known.tokens <= len(kept.output_ids):
-            return
-        if not endless(kept.output_ids[:_CONTROL_TOKENS], "length"):
-            self._control = _Control(prompt, len(kept.output_ids))
+    def _audit(self, prompt: Prompt, request: Request, answer: Answer) -> Verdict:
+        return audit(answer, len(prompt.ids), self._model.stop_ids, self._model.vocab_size, request.max_new_tokens)
 
     async def _faulted(
         self,
@@ -286,7 +222,7 @@ class Asker:
         history.refusals += 1
         if history.refusals < self._attempts:
             return None
-        if not self._answered:
+        if not self._trust.answered:
             raise SetupFault(
                 f"The servers refuse every prompt so far ({refused.detail}): look at servers.engine and at their logs."
             )
@@ -330,7 +266,7 @@ class Asker:
         if sampling.seed is not None:
             seed = request_seed(sampling.seed, prompt.prompt_id, history.attempts)
             sampling = replace(sampling, seed=seed)
-        return Request(_request_id(prompt), prompt.ids, budget, sampling)
+        return Request(request_id(prompt), prompt.ids, budget, sampling)
 
     def _backoff(self, history: History) -> float:
         """Seconds until the next try: none after a first fault, since another server may be well; then ever longer."""
@@ -341,16 +277,6 @@ class Asker:
             return 0.0
         longest: float = min(self._pace.backoff_most_s, self._pace.backoff_s * 2.0 ** min(troubles - 2, 16))
         return longest * random.uniform(0.5, 1.0)
-
-
-def request_seed(seed: int, prompt_id: str, attempt: int) -> int:
-    """0 <= seed < 2^31, from sha256 over the run's seed, the prompt and how many answers it has had."""
-    digest = hashlib.sha256(f"{seed}\0{prompt_id}\0{attempt}".encode()).digest()
-    return int.from_bytes(digest[:4], "little") >> 1
-
-
-def _request_id(prompt: Prompt) -> str:
-    return f"{prompt.prompt_id[:16]}-{uuid.uuid4().hex[:16]}"
 
 
 def _failed(reason: FailReason, history: History) -> Completion:

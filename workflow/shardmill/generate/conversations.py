@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Callable
 
 from shardmill.errors import ShardmillError
-from shardmill.generate.ask import Asker, History, Prompt
+from shardmill.generate.ask import Asker
+from shardmill.generate.asked import History, Prompt
 from shardmill.generate.dialogue import Dialogue
 from shardmill.generate.pace import Pace
 from shardmill.generate.progress import line

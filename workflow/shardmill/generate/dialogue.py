@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardmill.generate.ask import Prompt
+from shardmill.generate.asked import Prompt
 from shardmill.generate.prompts import Key, ShardPrompts
 from shardmill.generate.reasons import FailReason
 from shardmill.identity import prompt_id, sampling_identity

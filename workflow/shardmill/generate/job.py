@@ -16,7 +16,8 @@ from shardmill.engines import SamplingParams, engine, new_session
 from shardmill.errors import DataError, SetupFault, ShardmillError
 from shardmill.files import read_json
 from shardmill.fleet.client import Fleet
-from shardmill.generate.ask import Asker, Model, Pool
+from shardmill.generate.ask import Asker, Pool
+from shardmill.generate.asked import Model
 from shardmill.generate.conversations import Conversations
 from shardmill.generate.dialogue import Dialogue
 from shardmill.generate.journal import open_journal

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
+from typing import Any
 
-from shardmill.generate.ask import History, Prompt
+from shardmill.generate.asked import History, Prompt
+from shardmill.generate.audit import Degenerate
 from shardmill.generate.journal import Journal
 from shardmill.generate.progress import Tally
 from shardmill.generate.prompts import Key, ShardPrompts
@@ -33,7 +35,7 @@ class Work:
         for offset, entry in journal.replay():
             key = record_key(entry)
             if "note" in entry:
-                work.histories[key] = History(attempts=entry["note"]["attempts"], deaths=entry["note"]["deaths"])
+                work.histories[key] = _history(entry["note"])
             elif not work._belongs(key, entry["prompt_id"]):
                 strangers += 1
             elif key not in work.done:
@@ -80,8 +82,9 @@ class Work:
             self.tally.fail(completion.reason)
 
     def note(self, key: Key, history: History) -> None:
-        """Attempts and deaths of a prompt that is not done, so that a restart doesn't forget them."""
-        note = {"attempts": history.attempts, "deaths": history.deaths}
+        """What has counted against a prompt that is not done, so that a restart doesn't forget it."""
+        useless = {kind.value: number for kind, number in history.useless.items()}
+        note = {"attempts": history.attempts, "deaths": history.deaths, "useless": useless}
         self.journal.append({"conversation_id": key[0], "turn": key[1], "note": note})
 
     def todo(self) -> deque[list[Key]]:
@@ -94,3 +97,8 @@ class Work:
             elif not all(key in self.done for key in keys):
                 todo.append(keys)
         return todo
+
+
+def _history(note: dict[str, Any]) -> History:
+    useless = Counter({Degenerate(kind): number for kind, number in note["useless"].items()})
+    return History(attempts=note["attempts"], deaths=note["deaths"], useless=useless)
