@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from simserver import SimFleet
 from workspace import Workspace
 
@@ -20,7 +21,7 @@ AFTER = {"check_build": 1, "report": 1, "verdict": 1}
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
     """A complete build of the sample on a simulated server, and the server still there."""
-    with SimFleet(1) as fleet:
+    with SimFleet(1, {"instant": True}) as fleet:
         workspace = Workspace(
             tmp_path_factory.mktemp("finished"),
             {"servers": {"engine": "sglang", "endpoints": fleet.urls}, "quality": {"override": ["all"]}},
@@ -54,7 +55,7 @@ def touch_dataset(workspace: Workspace) -> None:
 
 def edit_comment(workspace: Workspace) -> None:
     rule = workspace.root / "workflow/rules/generate.smk"
-    rule.write_text(rule.read_text().replace('rule generate:', '# A remark.\nrule generate:'))
+    rule.write_text(rule.read_text().replace("rule generate:", "# A remark.\nrule generate:"))
 
 
 def move_servers(workspace: Workspace) -> None:
@@ -72,7 +73,9 @@ NOTHING: list[Callable[[Workspace], None]] = [
 
 
 @pytest.mark.parametrize(
-    "change", NOTHING, ids=["copied", "dataset touched", "no .snakemake", "no prompts", "comment edited", "servers moved"]
+    "change",
+    NOTHING,
+    ids=["copied", "dataset touched", "no .snakemake", "no prompts", "comment edited", "servers moved"],
 )
 def test_nothing_is_made_again(copy: Workspace, change: Callable[[Workspace], None]) -> None:
     change(copy)

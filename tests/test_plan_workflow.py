@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from workspace import REPO, Workspace, job_counts
 
 EVERYTHING = {
@@ -65,7 +66,8 @@ def build_name(workspace: Workspace) -> str:
 
 
 @pytest.mark.parametrize(
-    ("config", "word"), [({"prompts": {"shrads": 3}}, "prompts.shrads"), ({"servers": {"launch": False}}, "servers.launch")]
+    ("config", "word"),
+    [({"prompts": {"shrads": 3}}, "prompts.shrads"), ({"servers": {"launch": False}}, "servers.launch")],
 )
 def test_a_wrong_config_is_one_sentence(tmp_path: Path, config: dict[str, dict[str, object]], word: str) -> None:
     done = Workspace(tmp_path, config).snakemake("-n", expect=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -40,19 +41,24 @@ def test_ordered_map_reads_no_further_than_it_must() -> None:
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 99), st.text("abc", min_size=1, max_size=4)), max_size=600), st.integers(1, 100))
+@given(
+    st.lists(st.tuples(st.integers(0, 99), st.text("abc", min_size=1, max_size=4)), max_size=600), st.integers(1, 100)
+)
 def test_spooled_rows_come_back_by_shard_in_order(rows: list[tuple[int, str]], shards: int) -> None:
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder, ShardSpool(Path(folder), PROMPTS, shards) as spool:
         for turn, (shard, conversation) in enumerate(rows):
             spool.add(shard % shards, [{"conversation_id": conversation, "turn": turn, "prompt_ids": [turn]}])
-        back = {shard: [(row["conversation_id"], row["turn"]) for row in kept] for shard, kept in spool.shards(range(shards))}
-    expected = {
-        index: sorted((conversation, turn) for turn, (shard, conversation) in enumerate(rows) if shard % shards == index)
-        for index in range(shards)
-    }
-    assert back == expected
+        back = {shard: [(row["conversation_id"], row["turn"]) for row in kept] for shard, kept in read(spool, shards)}
+    expected: dict[int, list[tuple[str, int]]] = {index: [] for index in range(shards)}
+    for turn, (shard, conversation) in enumerate(rows):
+        expected[shard % shards].append((conversation, turn))
+    assert back == {shard: sorted(kept) for shard, kept in expected.items()}
+
+
+def read(spool: ShardSpool, shards: int) -> list[tuple[int, list[dict[str, Any]]]]:
+    return list(spool.shards(range(shards)))
 
 
 def test_shards_are_even_and_follow_from_content_alone() -> None:
