@@ -44,9 +44,8 @@ def _misplaced(connection: duckdb.DuckDBPyConnection) -> int:
     """Rows that a shard has too few of or too many, even where the sum over all shards is right. Counted once."""
     (excess,) = _row(
         connection,
-        "SELECT coalesce(greatest(sum(greatest(answered + not_reached - prompts, 0)), "
-        "sum(greatest(prompts - answered - not_reached, 0))), 0) "
-        "- abs(coalesce(sum(prompts - answered - not_reached), 0)) FROM shard_accounting",
+        "SELECT coalesce(least(sum(greatest(answered + not_reached - prompts, 0)), "
+        "sum(greatest(prompts - answered - not_reached, 0))), 0) FROM shard_accounting",
     )
     return int(excess)
 

@@ -1,4 +1,7 @@
-"""A check is a .sql file: comments that say what its value means, and a query that gives it (workflow/checks/README.md)."""
+"""A check is a .sql file: comments that say what its value means, and a query that gives it.
+
+workflow/checks/README.md is the guide for writing one.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +102,7 @@ def read_check(path: Path) -> Check:
 
 
 def _header(query: str, path: Path) -> dict[str, str]:
-    """The `-- key: value` lines before the first line of SQL. A comment line without a key goes on with the one before."""
+    """The `-- key: value` lines before the SQL. A comment line without a key goes on with the one before."""
     header: dict[str, str] = {}
     last = None
     for line in query.splitlines():

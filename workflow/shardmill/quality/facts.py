@@ -34,7 +34,7 @@ _CJK = "\\p{Han}\\p{Hiragana}\\p{Katakana}\\p{Hangul}"
 # How refusals begin, in the languages that chat data is mostly in.
 _REFUSAL = (
     r"^(i['’]?m sorry,? but|i apologi[sz]e,? but|sorry,? (but )?i (can|am|won)|i (can['’]?t|cannot|can not|won['’]?t|"
-    r"am unable to|['’]?m unable to|am not able to) (help|assist|provide|fulfil|comply|do|create|generate|write|engage)|"
+    r"am unable to|['’]?m unable to|am not able to) (help|assist|provide|fulfil|comply|do|create|write|engage)|"
     r"as an ai|(很)?抱歉|对不起|我无法|lo siento,? pero|je suis désolé|es tut mir leid|извините|к сожалению, я не)"
 )
 
@@ -59,8 +59,8 @@ def prepare(connection: duckdb.DuckDBPyConnection, settings: Settings, facts: Ma
 def _settings(connection: duckdb.DuckDBPyConnection, settings: Settings, model: Mapping[str, Any]) -> None:
     connection.execute(
         "CREATE TEMP TABLE settings AS SELECT $1::VARCHAR AS model, $2::BOOLEAN AS thinking, "
-        "$3::INTEGER AS max_new_tokens, $4::INTEGER AS context, $5::INTEGER AS max_prompt_tokens, $6::VARCHAR AS turns, "
-        "$7::DOUBLE AS temperature, $8::INTEGER AS vocab_size, $9::INTEGER[] AS stop_ids, "
+        "$3::INTEGER AS max_new_tokens, $4::INTEGER AS context, $5::INTEGER AS max_prompt_tokens, "
+        "$6::VARCHAR AS turns, $7::DOUBLE AS temperature, $8::INTEGER AS vocab_size, $9::INTEGER[] AS stop_ids, "
         "$10::INTEGER[] AS think_close_ids",
         [
             settings.model.name,
@@ -103,8 +103,9 @@ def _prompt_scripts(connection: duckdb.DuckDBPyConnection) -> None:
     connection.execute(
         "CREATE TEMP TABLE prompt_scripts AS "
         "SELECT conversation_id, turn, latin_share(t) AS prompt_latin, cjk_share(t) AS prompt_cjk FROM ("
-        f"  SELECT conversation_id, turn, left(json_extract_string(messages, '$[#-1].content'), {_SCRIPT_CHARACTERS}) AS t"
-        "   FROM prompts) WHERE has_script(t)"
+        "  SELECT conversation_id, turn, "
+        f"     left(json_extract_string(messages, '$[#-1].content'), {_SCRIPT_CHARACTERS}) AS t FROM prompts"
+        ") WHERE has_script(t)"
     )
 
 
@@ -144,7 +145,8 @@ def _answers(connection: duckdb.DuckDBPyConnection, model: Mapping[str, Any]) ->
                 regexp_matches(lower(left(said, 200)), {quoted(_REFUSAL)}) AS refuses,
                 left(said, {_SCRIPT_CHARACTERS}) AS script_text,
                 CASE WHEN tail_len >= {_LEAST_TAIL} AND list_unique(tail) <= tail_len // 4
-                    THEN list_bool_or(list_transform(range(1, tail_len // 4 + 1), lambda p: tail[:-p - 1] = tail[p + 1:]))
+                    THEN list_bool_or(
+                        list_transform(range(1, tail_len // 4 + 1), lambda p: tail[:-p - 1] = tail[p + 1:]))
                     ELSE false END AS loops
             FROM said
         ), scripts AS (

@@ -1,0 +1,478 @@
+"""Checks: a sound build passes, each kind of damage fails the check made for it, and verdicts say what to do."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from builds import (
+    CLOSE,
+    STOP,
+    VOCABULARY,
+    Answer,
+    MadeBuild,
+    disaster,
+    good,
+    ids_of,
+    long_answer,
+    settings_of,
+    thinking,
+)
+from shardmill.errors import DataError, SettingsError
+from shardmill.files import read_json, write_json
+from shardmill.paths import BuildPaths
+from shardmill.quality.checks import load_checks, read_check
+from shardmill.quality.run import check_build, check_pilot, check_shard, render_verdict
+from shardmill.schemas import COMPLETIONS, TOKENS, read_rows, write_table
+from shardmill.settings import CHECKS, Settings
+
+FIRST, SECOND = "shard-00000-of-00002", "shard-00001-of-00002"
+THINKING: dict[str, Any] = {
+    "model": {"name": "Qwen/Qwen3.6-27B", "thinking": True, "context": 32768},
+    "servers": {"engine": "sglang", "endpoints": ["http://127.0.0.1:30000"]},
+}
+
+
+def made(tmp_path: Path, answers: Sequence[Answer], chosen: Settings | None = None) -> tuple[BuildPaths, Settings]:
+    chosen = chosen or settings_of()
+    return MadeBuild(tmp_path / "made-0123456789", chosen).write(answers), chosen
+
+
+def failing(report: dict[str, Any]) -> set[str]:
+    return {check["name"] for check in report["checks"] if not check["passed"]}
+
+
+def value(report: dict[str, Any], name: str) -> float | None:
+    found: float | None = next(check["value"] for check in report["checks"] if check["name"] == name)
+    return found
+
+
+def sound(count: int = 40) -> list[Answer]:
+    return [good(number, text=long_answer(number, 90)) for number in range(count)]
+
+
+def test_a_sound_build_passes_every_check(tmp_path: Path) -> None:
+    build, chosen = made(tmp_path, sound())
+    report = check_build(build, chosen)
+    assert failing(report) == set()
+    assert report["passed"]
+    assert {check["name"] for check in report["checks"]} == {path.stem for path in CHECKS.glob("*.sql")}
+    assert report == read_json(build.quality_report)
+    assert "all" in render_verdict(report)
+
+
+def test_a_sound_thinking_build_passes(tmp_path: Path) -> None:
+    build, chosen = made(tmp_path, [thinking(number) for number in range(40)], settings_of(**THINKING))
+    report = check_build(build, chosen)
+    assert failing(report) == set()
+    assert value(report, "no_thinking") == 0
+
+
+def test_the_seeds_disaster_is_stopped_at_the_gate(tmp_path: Path) -> None:
+    """An empty think block and "OK." from every server, with thinking on."""
+    build, chosen = made(tmp_path, [disaster(number) for number in range(40)], settings_of(**THINKING))
+    report = check_pilot(build, chosen, [FIRST])
+    assert not report["passed"]
+    assert {"nearly_empty", "no_thinking", "equal_answers"} <= failing(report)
+    assert report == read_json(build.pilot_report)
+    shown = render_verdict(report)
+    for said in ("no_thinking", "100.0%", "≤ 5.0%", "<think> </think> OK.", "chat template"):
+        assert said in shown
+    empty = next(check for check in report["checks"] if check["name"] == "nearly_empty")
+    assert len(empty["examples"]) == 3
+    assert all(len(example["prompt_id"]) == 64 for example in empty["examples"])
+
+
+def test_the_disaster_in_87_percent_of_the_rows(tmp_path: Path) -> None:
+    answers = [disaster(number) if number % 100 < 87 else good(number) for number in range(200)]
+    build, chosen = made(tmp_path, answers)
+    report = check_build(build, chosen)
+    assert value(report, "nearly_empty") == pytest.approx(0.87)
+    assert not report["passed"]
+
+
+def test_a_shard_that_goes_bad_in_the_middle_is_not_published(tmp_path: Path) -> None:
+    answers = [good(number) if number % 2 == 0 else disaster(number) for number in range(60)]
+    build, chosen = made(tmp_path, answers)
+    assert check_shard(build, chosen, FIRST)["passed"]
+    assert not check_shard(build, chosen, SECOND)["passed"]
+
+
+DAMAGE: dict[str, Callable[[int], Answer]] = {
+    "nearly_empty": lambda n: good(n, text=f"word{n} yes"),
+    "truncated": lambda n: good(n, text=long_answer(n, 90), finish_reason="length"),
+    "equal_answers": lambda n: good(n, text=long_answer(7, 90)),
+    "loops": lambda n: good(n, text=f"{long_answer(n, 40)} " + f"again{n} and{n} once{n} more{n} " * 20),
+    "refusals": lambda n: good(n, text=f"I'm sorry, but I can't help with that. {long_answer(n, 80)}"),
+    "other_script": lambda n: good(
+        n, text=long_answer(n, 90), question=f"{n} 请问这条河流从哪里开始流到哪里去而且为什么这么长呢我很想知道"
+    ),
+    "ids_after_stop": lambda n: good(n, output_ids=[*ids_of(long_answer(n, 90)), STOP, 17, STOP]),
+    "ids_outside_vocabulary": lambda n: good(n, output_ids=[*ids_of(long_answer(n, 90)), VOCABULARY, STOP]),
+    "stop_supervised": lambda n: good(n, output_ids=ids_of(long_answer(n, 90))),
+    "accept_length_mean": lambda n: good(n, text=long_answer(n, 90), accept_length=1.02),
+    "failed": lambda n: replace(good(n), status="failed", reason="repetition"),
+    "nothing_after_thinking": lambda n: good(n, text=f"<think> {long_answer(n, 90)} </think>\n"),
+    "duplicate_prompt_ids": lambda n: good(n, text=long_answer(n, 90), question="The same question for all?"),
+}
+# What the damage to these rows rightly fails as well.
+BESIDES = {
+    "failed": {"failed_by_reason"},
+    "loops": set(),
+    "nearly_empty": {"answer_tokens_p50"},
+    "accept_length_mean": {"accept_length_over_position", "accept_length_over_time"},
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damage_fails_the_check_that_is_made_for_it(tmp_path: Path, name: str) -> None:
+    bad = 36 if name == "accept_length_mean" else 12
+    answers = [DAMAGE[name](number) if number < bad else answer for number, answer in enumerate(sound())]
+    build, chosen = made(tmp_path, answers)
+    report = check_build(build, chosen)
+    assert name in failing(report)
+    assert failing(report) <= {name} | BESIDES.get(name, set())
+    check = next(check for check in report["checks"] if check["name"] == name)
+    assert 1 <= len(check["examples"]) <= 3
+    assert check["advice"]
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("no_thinking", lambda n: good(n, text=f"\n</think>\n\n{long_answer(n, 90)}")),
+        ("thinking_not_closed", lambda n: good(n, text=long_answer(n, 90), finish_reason="stop")),
+    ],
+)
+def test_damage_to_thinking(tmp_path: Path, name: str, answer: Callable[[int], Answer]) -> None:
+    answers = [answer(number) if number < 12 else thinking(number) for number in range(40)]
+    build, chosen = made(tmp_path, answers, settings_of(**THINKING))
+    report = check_build(build, chosen)
+    assert failing(report) == {name}
+    assert value(report, name) == pytest.approx(0.3)
+    # The same rows under thinking: false are nobody's fault.
+    assert check_build(build, settings_of())["passed"]
+
+
+def rewrite(build: BuildPaths, kind: str, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
+    path, schema = (build.tokens(FIRST), TOKENS) if kind == "tokens" else (build.completions(FIRST), COMPLETIONS)
+    write_table(path, schema, change(list(read_rows(path))))
+
+
+TAMPERED: dict[str, tuple[str, Callable[[list[dict[str, Any]]], list[dict[str, Any]]]]] = {
+    "mask_length": ("tokens", lambda rows: [{**rows[0], "loss_mask": [*rows[0]["loss_mask"], 1]}, *rows[1:]]),
+    "mask_boundary": ("tokens", lambda rows: [{**rows[0], "loss_mask": [1] * rows[0]["seq_len"]}, *rows[1:]]),
+    "token_exact": (
+        "tokens",
+        lambda rows: [{**rows[0], "input_ids": [9, *rows[0]["input_ids"][1:]]}, *rows[1:]],
+    ),
+    "rows_without_tokens": ("tokens", lambda rows: rows[1:]),
+    "stop_supervised": (
+        "tokens",
+        lambda rows: [{**rows[0], "finish_reason": "length"}, *rows[1:]],
+    ),
+    "token_counts": ("completions", lambda rows: [{**rows[0], "completion_tokens": 80}, *rows[1:]]),
+    "duplicate_rows": ("completions", lambda rows: [rows[0], *rows]),
+}
+
+
+@pytest.mark.parametrize("name", TAMPERED)
+def test_a_file_that_was_changed_is_found_out(tmp_path: Path, name: str) -> None:
+    build, chosen = made(tmp_path, sound())
+    rewrite(build, *TAMPERED[name])
+    for report in (check_shard(build, chosen, FIRST), check_build(build, chosen)):
+        assert name in failing(report)
+        assert not report["passed"]
+
+
+def test_accept_length_that_falls_over_time_warns(tmp_path: Path) -> None:
+    answers = [replace(answer, accept_length=3.4 - n * 0.03) for n, answer in enumerate(sound())]
+    report = check_build(*made(tmp_path, answers))
+    assert "accept_length_over_time" in failing(report)
+    assert report["passed"]
+
+
+def test_servers_that_draft_nothing_give_no_value(tmp_path: Path) -> None:
+    report = check_build(*made(tmp_path, [replace(answer, accept_length=None) for answer in sound()]))
+    assert value(report, "accept_length_mean") is None
+    assert report["passed"]
+
+
+def test_a_training_window_keeps_what_it_reaches(tmp_path: Path) -> None:
+    long = good(1, output_ids=[10 + index % 4000 for index in range(4000)] + [STOP])
+    report = check_build(*made(tmp_path, [*sound(15), long]))
+    rows = list(read_rows(tmp_path / "made-0123456789" / "tokens" / f"{SECOND}.parquet")) + list(
+        read_rows(tmp_path / "made-0123456789" / "tokens" / f"{FIRST}.parquet")
+    )
+    kept = sum(sum(row["loss_mask"][:2048]) for row in rows) / sum(sum(row["loss_mask"]) for row in rows)
+    assert kept < 1
+    assert value(report, "kept_at_2k") == pytest.approx(kept)
+    assert value(report, "kept_at_8k") == 1
+
+
+# -- accounting
+
+
+def test_accounting_counts_every_fate(tmp_path: Path) -> None:
+    answers = [
+        *sound(20),
+        Answer(text=None, status="failed", reason="empty", conversation="a"),
+        replace(good(50), conversation="a", turn=1, status="failed", reason="not_reached"),
+        replace(good(52), conversation="a", turn=2, status="failed", reason="not_reached"),
+        good(51),
+    ]
+    chosen = settings_of(quality={"limits": {"failed": 0.5, "failed_by_reason": 0.5}})
+    build, chosen = made(tmp_path, answers, chosen)
+    report = check_build(build, chosen)
+    accounting = report["accounting"]
+    assert {key: accounting[key] for key in ("prompts", "ok", "failed", "not_reached", "balanced")} == {
+        "prompts": 24,
+        "ok": 21,
+        "failed": 1,
+        "not_reached": 2,
+        "balanced": True,
+    }
+    assert report["passed"]
+    assert accounting["records"] == sum(
+        accounting[key] for key in ("conversations", "joined", "rejected", "duplicates", "beyond_limit")
+    )
+
+
+@pytest.mark.parametrize("count", ["records", "joined", "duplicates", "prompts", "conversations"])
+def test_a_build_that_does_not_balance_never_passes(tmp_path: Path, count: str) -> None:
+    chosen = settings_of(quality={"override": ["all"], "limits": {"accounting": None}})
+    build, chosen = made(tmp_path, sound(), chosen)
+    facts = read_json(build.build_json)
+    facts["counts"][count] += 1
+    write_json(build.build_json, facts)
+    report = check_build(build, chosen)
+    assert not report["accounting"]["balanced"]
+    assert not report["passed"]
+    assert "does not balance" in render_verdict(report)
+
+
+def test_rows_in_the_wrong_shard_do_not_balance(tmp_path: Path) -> None:
+    build, chosen = made(tmp_path, sound())
+    moved = list(read_rows(build.completions(FIRST)))
+    write_table(build.completions(SECOND), COMPLETIONS, [*read_rows(build.completions(SECOND)), moved.pop()])
+    write_table(build.completions(FIRST), COMPLETIONS, moved)
+    report = check_build(build, chosen)
+    assert not report["accounting"]["balanced"]
+    assert {"accounting"} <= failing(report)
+
+
+def test_a_lost_completion_is_not_called_unreached(tmp_path: Path) -> None:
+    build, chosen = made(tmp_path, sound())
+    rewrite(build, "completions", lambda rows: rows[1:])
+    report = check_build(build, chosen)
+    assert report["accounting"]["not_reached"] == 0
+    assert not report["accounting"]["balanced"]
+
+
+def test_checks_run_without_prompts_on_this_machine(tmp_path: Path) -> None:
+    """A build that was restored from S3 has no prompts files."""
+    build, chosen = made(tmp_path, sound())
+    for name in (FIRST, SECOND):
+        build.prompts(name).unlink()
+    report = check_build(build, chosen)
+    assert report["passed"]
+    assert value(report, "other_script") is None
+
+
+# -- limits, overrides, small samples
+
+
+def test_override_goes_on_knowingly_and_the_report_says_so(tmp_path: Path) -> None:
+    answers = [disaster(number) for number in range(40)]
+    chosen = settings_of(quality={"override": ["nearly_empty", "equal_answers"]})
+    report = check_build(*made(tmp_path, answers, chosen))
+    assert report["passed"]
+    assert {check["name"] for check in report["checks"] if check["overridden"]} == {"nearly_empty", "equal_answers"}
+    assert "overridden" in render_verdict(report)
+
+
+def test_limits_of_the_config_replace_or_turn_off(tmp_path: Path) -> None:
+    chosen = settings_of(quality={"limits": {"nearly_empty": 1.0, "equal_answers": None, "answer_tokens_p50": 1}})
+    report = check_build(*made(tmp_path, [disaster(number) for number in range(40)], chosen))
+    assert report["passed"]
+    assert report["off"] == ["equal_answers"]
+    assert "equal_answers" not in {check["name"] for check in report["checks"]}
+
+
+def test_a_limit_makes_a_reported_value_a_judged_one(tmp_path: Path) -> None:
+    chosen = settings_of(quality={"limits": {"prompt_tokens_p95": 2}})
+    report = check_build(*made(tmp_path, sound(), chosen))
+    assert failing(report) == {"prompt_tokens_p95"}
+
+
+def test_a_small_pilot_warns_and_gives_no_verdict(tmp_path: Path) -> None:
+    build, chosen = made(tmp_path, [disaster(number) for number in range(22)])
+    report = check_pilot(build, chosen, [FIRST])
+    assert report["passed"]
+    assert "11 rows are too few for a verdict" in report["note"]
+    assert all(check["severity"] == "warning" for check in report["checks"] if not check["passed"])
+    assert "nearly_empty" in render_verdict(report)
+    twelve = check_pilot(*made(tmp_path, [disaster(number) for number in range(24)]), [FIRST])
+    assert not twelve["passed"]
+
+
+def test_a_pilot_of_no_rows_passes_with_a_note(tmp_path: Path) -> None:
+    build, chosen = made(tmp_path, [])
+    report = check_pilot(build, chosen, [FIRST])
+    assert report["passed"]
+    assert report["note"]
+
+
+def test_one_unlucky_shard_of_a_good_run_is_published(tmp_path: Path) -> None:
+    """25% truncated in a shard of 40 happens by chance when 15% is the rule; the whole build is held to 15%."""
+    answers = [
+        good(n, text=long_answer(n, 90), finish_reason="length" if n % 8 in (0, 1) else "stop") for n in range(80)
+    ]
+    build, chosen = made(tmp_path, answers)
+    assert check_shard(build, chosen, FIRST)["passed"]
+    assert failing(check_build(build, chosen)) == {"truncated"}
+
+
+# -- checks of a user's own
+
+
+def own_check(folder: Path, text: str, name: str = "mine") -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}.sql"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+MINE = """-- title: Answers that say word0
+-- unit: rows
+-- limit: 0
+-- severity: warning
+-- advice: Say something else,
+--   or raise the limit.
+SELECT count(*) FROM completions WHERE contains(text, 'word0 ');
+
+-- examples:
+SELECT prompt_id, text FROM completions WHERE contains(text, 'word0 ') LIMIT 3;
+"""
+
+
+def test_a_check_of_the_users_own_needs_a_file_and_nothing_else(tmp_path: Path) -> None:
+    own_check(tmp_path / "checks", MINE)
+    chosen = settings_of(quality={"checks_dir": str(tmp_path / "checks"), "limits": {"mine": 1}})
+    build, chosen = made(tmp_path, [good(n, text=f"word0 {long_answer(n, 90)}") for n in range(40)], chosen)
+    report = check_build(build, chosen)
+    mine = next(check for check in report["checks"] if check["name"] == "mine")
+    assert (mine["value"], mine["limit"], mine["passed"], mine["severity"]) == (40, 1, False, "warning")
+    assert mine["advice"] == "Say something else, or raise the limit."
+    assert len(mine["examples"]) == 3
+    assert report["passed"]
+
+
+def test_a_users_check_takes_the_place_of_a_shipped_one(tmp_path: Path) -> None:
+    own_check(tmp_path / "checks", MINE, "nearly_empty")
+    checks = load_checks(settings_of(quality={"checks_dir": str(tmp_path / "checks")}).quality)
+    assert next(check for check in checks.checks if check.name == "nearly_empty").title == "Answers that say word0"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("SELECT 1", "no line `-- title:"),
+        ("-- title: a\nSELECT 1", "no line `-- unit:"),
+        ("-- title: a\n-- unit: rows\n-- limit: few\nSELECT 1", "limit 'few'"),
+        ("-- title: a\n-- unit: rows\n-- direction: up\nSELECT 1", "direction 'up'"),
+        ("-- title: a\n-- unit: rows\n-- severity: fatal\nSELECT 1", "severity 'fatal'"),
+        ("-- title: a\n-- unit: rows\n-- scope: all\nSELECT 1", "scope 'all'"),
+        ("-- title: a\n-- unit: rows\n-- limits: 1\nSELECT 1", "unknown header 'limits'"),
+    ],
+)
+def test_a_wrong_header_is_named(tmp_path: Path, text: str, said: str) -> None:
+    path = own_check(tmp_path / "checks", text)
+    with pytest.raises(DataError, match=r"mine\.sql") as error:
+        read_check(path)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("SELECT nothing FROM completions", "DuckDB refuses the check"),
+        ("SELECT 1, 2", "one row of one value"),
+        ("SELECT turn FROM completions", "one row of one value"),
+        ("SELECT 'many'", "must give a number"),
+    ],
+)
+def test_a_query_that_is_no_check_is_named(tmp_path: Path, query: str, said: str) -> None:
+    own_check(tmp_path / "checks", f"-- title: a\n-- unit: rows\n{query}")
+    chosen = settings_of(quality={"checks_dir": str(tmp_path / "checks")})
+    build, chosen = made(tmp_path, sound(20), chosen)
+    with pytest.raises(DataError, match=r"mine\.sql") as error:
+        check_build(build, chosen)
+    assert said in str(error.value)
+
+
+def test_every_shipped_check_says_what_to_do() -> None:
+    for path in CHECKS.glob("*.sql"):
+        check = read_check(path)
+        if check.limit is not None:
+            assert check.advice, path.name
+
+
+def test_an_unknown_check_in_the_config_is_refused() -> None:
+    with pytest.raises(SettingsError, match="nearly_empty"):
+        settings_of(quality={"limits": {"nearly_emptyy": 1}})
+
+
+def test_reports_hold_no_nan(tmp_path: Path) -> None:
+    own_check(tmp_path / "checks", "-- title: a\n-- unit: rows\n-- limit: 0\nSELECT 'nan'::DOUBLE")
+    chosen = settings_of(quality={"checks_dir": str(tmp_path / "checks")})
+    build, chosen = made(tmp_path, sound(20), chosen)
+    check_build(build, chosen)
+    text = build.quality_report.read_text()
+    assert value(json.loads(text), "mine") is None
+    assert "NaN" not in text
+
+
+# -- what the facts measure
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    head=st.lists(st.integers(1000, 4000), max_size=80, unique=True),
+    cycle=st.lists(st.integers(10, 900), min_size=1, max_size=40, unique=True),
+    times=st.integers(1, 40),
+)
+def test_a_loop_is_what_fills_the_end_of_an_answer(
+    tmp_path_factory: pytest.TempPathFactory, head: list[int], cycle: list[int], times: int
+) -> None:
+    answer = good(0, output_ids=[*head, *(cycle * times), STOP])
+    ids = [*head, *(cycle * times), STOP]
+    tail = ids[len(ids) - 1 - min(256, len(ids) // 2) : -1]
+    looping = len(tail) >= 24 and any(tail[period:] == tail[:-period] for period in range(1, len(tail) // 4 + 1))
+    report = check_build(*made(tmp_path_factory.mktemp("loop"), [answer]))
+    assert value(report, "loops") == int(looping)
+
+
+def test_thinking_tokens_go_by_the_closing_id_where_it_is_known(tmp_path: Path) -> None:
+    from shardmill.catalog import connect
+    from shardmill.quality.facts import build_facts, prepare
+
+    build, chosen = made(tmp_path, [thinking(number) for number in range(4)], settings_of(**THINKING))
+    facts = build_facts(build)
+    facts["model"]["think_close_ids"] = [CLOSE]
+    with connect(build) as connection:
+        prepare(connection, chosen, facts)
+        rows = connection.execute(
+            "SELECT a.thinking_tokens, list_position(c.output_ids, 4) FROM answers a "
+            "JOIN completions c USING (conversation_id, turn)"
+        ).fetchall()
+    assert len(rows) == 4
+    assert all(math.isclose(measured, position) for measured, position in rows)
