@@ -56,7 +56,7 @@ class Renderer:
         self._tokenizer.no_padding()
         config, generation = _config(folder, "config.json"), _config(folder, "generation_config.json")
         self.stop_ids = frozenset([*_ids(generation.get("eos_token_id")), *_ids(tokenizer.eos_token_id)])
-        self.vocab_size = _vocab_size(config) or self._tokenizer.get_vocab_size(with_added_tokens=True)
+        self.vocab_size = _vocab_size(config) or 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
         given = tokenizer.special_tokens_map
         self._plain, self._with_tools = (
             ChatTemplate(source, given, thinking) for source in _templates(tokenizer, folder, chat_template)
@@ -101,11 +101,14 @@ class Renderer:
             return self._encode(text)
         veil = Veil(guard, text + orjson.dumps([chat, tools]).decode())
         veiled = template.render(veil.over(chat), veil.over(tools))
-        if not guard.always and _texts(text, guard.spans(text)) == _texts(veiled, guard.spans(veiled)):
+        is_clean = _texts(text, guard.spans(text)) == _texts(veiled, guard.spans(veiled))
+        if is_clean and not guard.always:
             return self._encode(text)
         if veil.is_torn(veiled):
             raise TemplateRefusal("special tokens in the messages can't be told from the template's own")
         ids = guard.encode(veiled, veil)
+        if ids is None and is_clean:
+            return self._encode(text)
         if ids is None:
             raise TemplateRefusal("the tokenizer does not take the template's special tokens as such")
         return ids

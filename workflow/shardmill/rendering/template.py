@@ -16,6 +16,9 @@ _TODAY = datetime.date(2024, 7, 26)
 # The names under which templates know whether to think.
 _THINKING_SWITCHES = ("enable_thinking", "thinking")
 
+# What Python raises out of an expression over a message that is not as the template expects it.
+_RAISED_BY_EXPRESSIONS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+
 
 class TemplateRefusal(Exception):
     """The template raised for these messages; the message is the template's."""
@@ -33,16 +36,17 @@ class ChatTemplate:
         from transformers.utils.chat_template_utils import _compile_jinja_template
 
         try:
-            tree = _compile_jinja_template(source).environment.parse(source)
+            compiled = _compile_jinja_template(source)
+            tree = compiled.environment.parse(source)
         except jinja2.TemplateSyntaxError as error:
             raise ShardmillError(
                 f"The chat template is not valid Jinja, line {error.lineno}: {error.message}."
             ) from None
         variables = meta.find_undeclared_variables(tree)
-        self._source = source
+        self._compiled = compiled
         self._given = dict(special_tokens)
         self._given.update({name: thinking for name in _THINKING_SWITCHES if name in variables})
-        if "strftime_now" in variables:
+        if "strftime_now" in source:
             self._given["strftime_now"] = _TODAY.strftime
         self.literals = _strings(tree)
         """The strings in the template's expressions: all that it may look for in a message."""
@@ -57,19 +61,13 @@ class ChatTemplate:
     ) -> str:
         """The text of `messages` and the beginning of the answer to them. Raises TemplateRefusal."""
         import jinja2
-        from transformers.utils.chat_template_utils import render_jinja_template
 
         try:
-            rendered, _ = render_jinja_template(
-                conversations=[messages],
-                tools=tools,
-                chat_template=self._source,
-                add_generation_prompt=generation_prompt,
-                **self._given,
+            text: str = self._compiled.render(
+                messages=messages, tools=tools, documents=None, add_generation_prompt=generation_prompt, **self._given
             )
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        except (jinja2.TemplateError, *_RAISED_BY_EXPRESSIONS) as error:
             raise TemplateRefusal(f"{error}" or type(error).__name__) from error
-        text: str = rendered[0]
         return text
 
 

@@ -1,0 +1,61 @@
+"""What several test files share: the embedded model's real server, one for the whole session."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from shardmill.rendering.embedded import embedded_gguf
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def health(base: str) -> int:
+    """The status of GET /health; 0 when nothing listens."""
+    try:
+        with urllib.request.urlopen(f"{base}/health", timeout=5) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
+
+
+@contextmanager
+def running_server(log: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """The embedded server as a process and its base URL, ready; killed at the end when it still runs."""
+    port = free_port()
+    command = [sys.executable, "-m", "shardmill.servers.embedded", "--model", str(embedded_gguf()), "--port", str(port)]
+    with log.open("wb") as stream:
+        process = subprocess.Popen([*command, *arguments], stderr=stream)
+    base = f"http://127.0.0.1:{port}"
+    try:
+        deadline = time.monotonic() + 60
+        while health(base) != 200:
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+        yield process, base
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="session")
+def llama_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Base URL of a real llama.cpp server with the embedded model."""
+    with running_server(tmp_path_factory.mktemp("llama") / "log", "--slots", "4") as (_, base):
+        yield base
