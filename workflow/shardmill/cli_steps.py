@@ -115,7 +115,9 @@ def check_pilot(job: Job) -> None:
 def check_build(job: Job) -> None:
     """Checks the whole build and writes quality/report.json."""
     from shardmill.quality.run import check_build
+    from shardmill.store.restore import restore_facts
 
+    restore_facts(job.settings, job.build)
     check_build(job.build, job.settings)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from shardmill.files import read_json, sha256_json, write_json
 from shardmill.paths import BuildPaths, shard_names
 from shardmill.settings import CHECKS, Settings
-from shardmill.store.manifest import manifest_matches
+from shardmill.store.manifest import manifest_matches, root_key, uses_store
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,9 @@ def make_plan(settings: Settings, build: BuildPaths, published: Callable[[], Set
     """
     shards = tuple(shard_names(settings.prompts.shards))
     here = {kind: _present(build.root / kind) for kind in ("prompts", "completions", "tokens", "manifests")}
-    complete = {shard for shard in shards if _finished(build, shard, here)}
+    # A build that was made without a store is published once it has one.
+    root = root_key(settings.s3, build.name) if uses_store(settings.s3) else None
+    complete = {shard for shard in shards if _finished(build, shard, here, root)}
     left = [shard for shard in shards if shard not in complete]
     remote = published() if left and settings.s3.bucket is not None and not settings.s3.offline else frozenset()
 
@@ -99,10 +101,10 @@ def pattern(shards: tuple[str, ...]) -> str:
     return "|".join(re.escape(shard) for shard in shards) or "(?!)"
 
 
-def _finished(build: BuildPaths, shard: str, here: dict[str, set[str]]) -> bool:
+def _finished(build: BuildPaths, shard: str, here: dict[str, set[str]], root: str | None) -> bool:
     if any(shard not in here[kind] for kind in ("completions", "tokens", "manifests")):
         return False
-    return manifest_matches(build, shard)
+    return manifest_matches(build, shard, root)
 
 
 def _present(folder: Path) -> set[str]:

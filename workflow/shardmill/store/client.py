@@ -13,13 +13,14 @@ from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 import boto3
 from botocore import exceptions as boto
 from botocore.config import Config
 
 from shardmill.errors import SettingsError
-from shardmill.settings import S3
+from shardmill.settings import S3, Settings
 from shardmill.store.faults import Target, code_of, is_absent, status_of, translate
 
 if TYPE_CHECKING:
@@ -164,6 +165,15 @@ class Store:
                 for entry in page.get("Contents", ()):
                     yield Listed(entry["Key"], entry["Size"], entry["LastModified"])
 
+    def folders(self, prefix: str) -> Iterator[str]:
+        """The prefixes one level below `prefix`, each with its trailing slash: one request for 1,000 of them."""
+        with self.asking("ListObjectsV2", prefix):
+            pages = self._client.get_paginator("list_objects_v2").paginate(
+                Bucket=self.bucket, Prefix=prefix, Delimiter="/"
+            )
+            for page in pages:
+                yield from (entry["Prefix"] for entry in page.get("CommonPrefixes", ()))
+
     def unfinished(self, prefix: str) -> list[Unfinished] | None:
         """Multipart uploads under `prefix` that were begun and not ended; None where the store doesn't list them."""
         with self.asking("ListMultipartUploads", prefix):
@@ -270,6 +280,16 @@ class Store:
                     return False
                 raise
         return not answer.get("Errors")
+
+
+def check_access(settings: Settings) -> None:
+    """Lists, writes, reads and deletes where builds are kept. Raises StoreError for the first that is refused."""
+    store = Store(settings.s3, hasty=True)
+    key = "/".join(part for part in (settings.s3.prefix, f".shardmill-check-{uuid4().hex}") if part)
+    next(store.objects(key), None)
+    store.put(key, b"shardmill doctor was here")
+    store.get(key)
+    store.delete([key])
 
 
 def _client(s3: S3, bucket: str, attempts: int) -> S3Client:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import mimetypes
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from shardmill.store.client import Store
 
 log = logging.getLogger(__name__)
+
+_FILES_AT_ONCE = 8
 
 
 def publish_shard(settings: Settings, build: BuildPaths, shard: str) -> None:
@@ -52,7 +55,8 @@ def publish_files(settings: Settings, build: BuildPaths, paths: Iterable[Path]) 
     from shardmill.store.transfer import PART_BYTES, upload_file
 
     store, root = Store(settings.s3), root_key(settings.s3, build.name)
-    for path in paths:
+
+    def upload(path: Path) -> None:
         key = root + path.relative_to(build.root).as_posix()
         if not path.is_file():
             raise DataError(f"{path} is to be uploaded and does not exist: run again, and it is made.")
@@ -61,6 +65,10 @@ def publish_files(settings: Settings, build: BuildPaths, paths: Iterable[Path]) 
             store.put(key, path.read_bytes(), mimetypes.guess_type(path.name)[0] or "application/octet-stream")
         else:
             upload_file(store, key, path, sha256_file(path))
+
+    with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
+        # A list, so that the first error is raised here.
+        list(pool.map(upload, paths))
 
 
 def unpublish_shard(settings: Settings, build: BuildPaths, shard: str) -> None:

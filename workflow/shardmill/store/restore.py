@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+import orjson
+
 from shardmill.errors import StoreError
-from shardmill.files import sha256_file, write_bytes
+from shardmill.files import read_json, sha256_file, write_bytes, write_json
 from shardmill.paths import BuildPaths
 from shardmill.settings import S3, Settings
-from shardmill.store.manifest import Entry, Manifest, root_key
+from shardmill.store.manifest import Entry, Manifest, root_key, uses_store
 
 if TYPE_CHECKING:
     from shardmill.store.client import Store
@@ -33,6 +35,30 @@ def restore_shard(settings: Settings, build: BuildPaths, shard: str) -> None:
             f"shard is planned anew."
         )
     take_shard(store, build, *found)
+
+
+def restore_facts(settings: Settings, build: BuildPaths) -> None:
+    """What a build that was restored whole lacks, since it read no dataset: the store's counts, model and rejects.
+
+    Does nothing without a store, or where this machine has them. Raises StoreError when the store can't be read.
+    """
+    if not uses_store(settings.s3):
+        return
+    known = read_json(build.build_json) if build.build_json.exists() else {}
+    if known.get("counts") and known.get("model") and build.rejects.exists():
+        return
+    from shardmill.store.client import Store
+    from shardmill.store.transfer import download_file
+
+    store, root = Store(settings.s3), root_key(settings.s3, build.name)
+    content = store.get(f"{root}build.json")
+    if content is not None:
+        theirs = orjson.loads(content.body)
+        missing = {key: theirs.get(key) for key in ("counts", "model") if not known.get(key)}
+        write_json(build.build_json, {**theirs, **known, **missing})
+    rejects = f"{root}prompts/rejects.parquet"
+    if not build.rejects.exists() and store.head(rejects) is not None:
+        download_file(store, rejects, build.rejects)
 
 
 def is_published(settings: Settings, build: BuildPaths, shard: str) -> bool:
