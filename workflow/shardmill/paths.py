@@ -119,6 +119,11 @@ class BuildPaths:
         """There when the whole build passed the checks of `plan.checks_key`."""
         return self.run / f"quality-{key}.passed"
 
+    @property
+    def reuse(self) -> Path:
+        """What the run found in older builds: an index of their rows, and files fetched for it."""
+        return self.run / "reuse"
+
     def journal(self, shard: str) -> Path:
         return self.run / "journals" / f"{shard}.jsonl"
 
