@@ -9,12 +9,11 @@ from collections.abc import Callable
 
 from shardmill.errors import ShardmillError
 from shardmill.generate.ask import Asker
-from shardmill.generate.asked import History, Prompt
+from shardmill.generate.asked import History
 from shardmill.generate.dialogue import Dialogue
 from shardmill.generate.pace import Pace
 from shardmill.generate.progress import line
 from shardmill.generate.prompts import Key
-from shardmill.generate.reasons import FailReason
 from shardmill.generate.rows import Completion, spoken
 from shardmill.generate.text import Text
 from shardmill.generate.work import Work
@@ -87,18 +86,16 @@ class Conversations:
 
     async def _turn(self, keys: list[Key], answers: list[str], leased: Callable[[], None]) -> None:
         key = keys[len(answers)]
-        turn = self._work.prompts.turn(key)
-        refusal: FailReason | None = None
-        if turn.prompt_id is not None and turn.prompt_ids is not None and turn.max_new_tokens is not None:
-            prompt = Prompt(turn.prompt_id, turn.prompt_ids, turn.max_new_tokens)
-        else:
-            prompt, refusal = self._dialogue.prompt(keys, answers)
+        known = self._work.prompts.turn(key).prompt
+        prompt, refusal = self._dialogue.prompt(keys, answers) if known is None else (known, None)
         if refusal is not None:
             completion = Completion(refusal, [], None, None, 0, None, None)
+        elif known is None and self._work.reuse(key, prompt, rendered_here=True):
+            return
         else:
             history = self._work.histories.setdefault(key, History())
             completion = await self._asker.ask(prompt, history, lambda: self._work.note(key, history), leased)
-        self._work.keep(key, prompt, completion, rendered_here=turn.prompt_ids is None)
+        self._work.keep(key, prompt, completion, rendered_here=known is None)
 
     def _answer_text(self, key: Key) -> str:
         output_ids = self._work.journal.read(self._work.done[key])["output_ids"]

@@ -26,7 +26,7 @@ from shardmill.generate.progress import Tally, line
 from shardmill.generate.prompts import Key, ShardPrompts
 from shardmill.generate.rows import write_completions
 from shardmill.generate.text import Text
-from shardmill.generate.work import Work
+from shardmill.generate.work import Reusable, Work, nothing_reusable
 from shardmill.paths import BuildPaths, shard_index
 from shardmill.settings import Settings
 
@@ -49,19 +49,25 @@ Join = Callable[[Settings, BuildPaths, str, int], Awaitable[JobFleet]]
 
 
 def generate_shard(
-    settings: Settings, build: BuildPaths, shard: str, *, join: Join = Fleet.join, pace: Pace | None = None
+    settings: Settings,
+    build: BuildPaths,
+    shard: str,
+    *,
+    reusable: Reusable = nothing_reusable,
+    join: Join = Fleet.join,
+    pace: Pace | None = None,
 ) -> None:
     """Writes completions/<shard>.parquet: every prompt exactly once, ok or failed with its reason.
 
-    Goes on from the journal of an earlier run. Raises ShardmillError, with everything finished kept in the journal,
-    when it is stopped, when no server is left for `generate.patience_s` (NoServers), when servers are set up wrongly
-    (SetupFault), or when the disk is full.
+    Goes on from the journal of an earlier run. `reusable` finds rows of other builds by prompt_id. Raises
+    ShardmillError, with everything finished kept in the journal, when it is stopped, when no server is left for
+    `generate.patience_s` (NoServers), when servers are set up wrongly (SetupFault), or when the disk is full.
     """
     pace = pace or Pace()
     prompts = ShardPrompts(build.prompts(shard))
     model = _model(settings, build)
     with open_journal(build.journal(shard), pace.journal_wait_s) as journal:
-        work = Work.open(prompts, journal, Tally(shard, len(prompts), build.progress(shard)))
+        work = Work.open(prompts, journal, Tally(shard, len(prompts), build.progress(shard)), reusable)
         job = _Job(settings, build, shard, model, work, pace)
         asyncio.run(job.run(join))
 

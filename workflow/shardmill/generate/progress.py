@@ -21,6 +21,7 @@ from shardmill.errors import ShardmillError
 from shardmill.files import read_json, write_json
 from shardmill.generate.audit import Degenerate, Kept
 from shardmill.generate.reasons import FailReason
+from shardmill.generate.rows import Completion
 
 _WINDOW_S = 60.0  # over which the rate is taken
 
@@ -36,6 +37,7 @@ class Tally:
         self._started_at = time.time()
         self.ok = 0
         self.failed: Counter[str] = Counter()
+        self.reused = 0
         self.not_reached = 0
         self.in_flight = 0
         self._tokens = 0
@@ -59,9 +61,10 @@ class Tally:
 
     def restored(self, record: dict[str, Any]) -> None:
         """A row that the journal already has."""
-        self._attempts += record["attempts"]
+        self._attempts += 0 if record["reused_from"] else record["attempts"]
         if record["reason"] is None:
             self.ok += 1
+            self.reused += record["reused_from"] is not None
             self._add_tokens(len(record["output_ids"]), record["accept_length"])
         else:
             self.failed[record["reason"]] += 1
@@ -84,6 +87,12 @@ class Tally:
         self._tokens_now += tokens
         self._add_tokens(tokens, answer.accept_length)
         self._server(server)["ok"] += 1
+
+    def reuse(self, completion: Completion) -> None:
+        """A row that another build had. It counts with its tokens, and not into the rates."""
+        self.ok += 1
+        self.reused += 1
+        self._add_tokens(len(completion.output_ids), completion.accept_length)
 
     def degenerate(self, server: str, kind: Degenerate, attempt: bool) -> None:
         """`attempt`: it counts as one of the prompt's, the server being well."""
@@ -118,6 +127,7 @@ class Tally:
             "prompts": self._prompts,
             "done": self.done,
             "ok": self.ok,
+            "reused": self.reused,
             "failed": dict(self.failed),
             "not_reached": self.not_reached,
             "in_flight": self.in_flight,
@@ -172,7 +182,10 @@ class Tally:
 def line(progress: dict[str, Any]) -> str:
     """One line for a person."""
     failed = sum(progress["failed"].values())
+    reused = progress["reused"]
     parts = [f"{progress['shard']}: {progress['done']} of {progress['prompts']} done"]
+    if reused:
+        parts.append(f"{reused} of them from other builds")
     if failed:
         parts.append(f"{failed} failed ({', '.join(f'{n} {reason}' for reason, n in progress['failed'].items())})")
     if progress["not_reached"]:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shardmill.errors import DataError
+from shardmill.generate.asked import Prompt
 from shardmill.schemas import PROMPTS
 
 Key = tuple[str, int]  # (conversation_id, turn): what makes a row itself
@@ -19,13 +20,11 @@ Key = tuple[str, int]  # (conversation_id, turn): what makes a row itself
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One row of prompts. The last three are None for a turn whose prompt depends on an answer not yet given."""
+    """One row of prompts. `prompt` is None for a turn that depends on an answer not yet given."""
 
     key: Key
     source_id: str
-    prompt_id: str | None
-    prompt_ids: list[int] | None
-    max_new_tokens: int | None
+    prompt: Prompt | None
 
 
 class ShardPrompts:
@@ -63,12 +62,13 @@ class ShardPrompts:
         return grouped
 
     def turn(self, key: Key) -> Turn:
+        known = self.prompt_id(key)
         return Turn(
             key=key,
             source_id=self._value("source_id", key),
-            prompt_id=self.prompt_id(key),
-            prompt_ids=self._value("prompt_ids", key),
-            max_new_tokens=self._value("max_new_tokens", key),
+            prompt=None
+            if known is None
+            else Prompt(known, self._value("prompt_ids", key), self._value("max_new_tokens", key)),
         )
 
     def prompt_id(self, key: Key) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -29,6 +29,8 @@ class Completion:
     attempts: int  # audited answers
     server: str | None
     latency_s: float | None  # of the request that was kept
+    reused_from: str | None = None  # the folder's name of the build that has asked this already
+    finished_ms: int | None = None  # Unix time of a reused row; None: now
 
 
 def record(
@@ -47,8 +49,31 @@ def record(
         "attempts": completion.attempts,
         "server": completion.server,
         "latency_s": completion.latency_s,
-        "finished_ms": time.time_ns() // 1_000_000,
+        "finished_ms": time.time_ns() // 1_000_000 if completion.finished_ms is None else completion.finished_ms,
+        "reused_from": completion.reused_from,
     }
+
+
+def reused(row: Mapping[str, Any], source: str, max_new_tokens: int) -> Completion | None:
+    """A row of completions of the build `source`, as this build's answer to the same prompt; None where it isn't right.
+
+    It is when it is ok, no longer than this build allows, and ended by itself or was cut at just this limit.
+    """
+    length = row["completion_tokens"]
+    ended = row["finish_reason"] == "stop" or length == max_new_tokens
+    if row["status"] != "ok" or length > max_new_tokens or not ended:
+        return None
+    return Completion(
+        reason=None,
+        output_ids=list(row["output_ids"]),
+        finish=row["finish_reason"],
+        accept_length=row["accept_length"],
+        attempts=row["attempts"],
+        server=row["server"],
+        latency_s=row["latency_s"],
+        reused_from=row["reused_from"] or source,
+        finished_ms=(row["finished_at"] - _EPOCH) // timedelta(milliseconds=1),
+    )
 
 
 def record_key(record: dict[str, Any]) -> Key:
@@ -96,7 +121,7 @@ def _row(
     stop_ids: frozenset[int],
 ) -> dict[str, Any]:
     turn = prompts.turn(key)
-    prompt_ids = record["prompt_ids"] if turn.prompt_ids is None else turn.prompt_ids
+    prompt_ids = record["prompt_ids"] if turn.prompt is None else turn.prompt.ids
     output_ids: list[int] = record["output_ids"]
     ok = record["reason"] is None
     return {
@@ -117,7 +142,7 @@ def _row(
         "server": record["server"],
         "latency_s": record["latency_s"],
         "finished_at": _EPOCH + timedelta(milliseconds=record["finished_ms"]),
-        "reused_from": None,
+        "reused_from": record["reused_from"],
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +13,16 @@ from shardmill.generate.audit import Degenerate
 from shardmill.generate.journal import Journal
 from shardmill.generate.progress import Tally
 from shardmill.generate.prompts import Key, ShardPrompts
-from shardmill.generate.rows import Completion, record, record_key
+from shardmill.generate.rows import Completion, record, record_key, reused
 
 _log = logging.getLogger(__name__)
+
+# By prompt_id: a row of completions of another build, and that build's folder name. None where none has it.
+Reusable = Callable[[str], tuple[Mapping[str, Any], str] | None]
+
+
+def nothing_reusable(prompt_id: str) -> None:
+    return None
 
 
 @dataclass(slots=True)
@@ -27,10 +35,11 @@ class Work:
     done: dict[Key, int]  # place in the journal
     failed: set[Key]
     histories: dict[Key, History]
+    reusable: Reusable
 
     @classmethod
-    def open(cls, prompts: ShardPrompts, journal: Journal, tally: Tally) -> Work:
-        work = cls(prompts, journal, tally, {}, set(), {})
+    def open(cls, prompts: ShardPrompts, journal: Journal, tally: Tally, reusable: Reusable) -> Work:
+        work = cls(prompts, journal, tally, {}, set(), {}, reusable)
         strangers = 0
         for offset, entry in journal.replay():
             key = record_key(entry)
@@ -44,6 +53,7 @@ class Work:
                 tally.restored(entry)
                 work.histories.pop(key, None)
         work._report(strangers)
+        work._reuse()
         return work
 
     def _belongs(self, key: Key, prompt_id: str) -> bool:
@@ -80,6 +90,23 @@ class Work:
         if completion.reason is not None:
             self.failed.add(key)
             self.tally.fail(completion.reason)
+
+    def reuse(self, key: Key, prompt: Prompt, rendered_here: bool) -> bool:
+        """Keeps another build's answer to this prompt, where there is one that is right here too."""
+        found = self.reusable(prompt.prompt_id)
+        completion = reused(*found, prompt.max_new_tokens) if found is not None else None
+        if completion is None:
+            return False
+        self.keep(key, prompt, completion, rendered_here)
+        self.tally.reuse(completion)
+        return True
+
+    def _reuse(self) -> None:
+        """All prompts that are known before anything is asked, so that a shard with nothing else needs no server."""
+        for key in self.prompts:
+            turn = None if key in self.done else self.prompts.turn(key)
+            if turn is not None and turn.prompt is not None:
+                self.reuse(key, turn.prompt, rendered_here=False)
 
     def note(self, key: Key, history: History) -> None:
         """What has counted against a prompt that is not done, so that a restart doesn't forget it."""
