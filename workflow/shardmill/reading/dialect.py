@@ -79,7 +79,7 @@ class Turns:
 
 def is_blank(text: str) -> bool:
     """Nothing but white space and characters without width."""
-    return _INK.search(text) is None
+    return not text[:1].isalnum() and _INK.search(text) is None
 
 
 def looks_like_record(value: Any) -> bool:
@@ -314,14 +314,19 @@ def _optional(turn: dict[str, Any], key: str) -> str | None:
 
 def _get(mapping: dict[str, Any], keys: tuple[str, ...]) -> Any:
     """The first value that is not null under one of `keys`, whatever their case; None where there is none."""
-    for key in keys:
-        value = mapping.get(key)
+    for key in _present(tuple(mapping), keys):
+        value = mapping[key]
         if value is not None:
             return value
-    for key in mapping:
-        if key not in keys and key.lower() in keys and mapping[key] is not None:
-            return mapping[key]
     return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _present(there: tuple[str, ...], keys: tuple[str, ...]) -> tuple[str, ...]:
+    """Which keys of an object are some of `keys`, in the order of those, exact spelling first. Few shapes are many."""
+    exact = [key for key in keys if key in there]
+    variants = [key for wanted in keys for key in there if key not in keys and key.lower() == wanted]
+    return (*exact, *variants)
 
 
 def _kind(value: Any) -> str:

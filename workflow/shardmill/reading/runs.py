@@ -14,13 +14,12 @@ import orjson
 from shardmill.reading.cursor import Cursor
 from shardmill.reading.syntax import end_of_value
 
-# There are so many bytes at hand where the file has them, and no more are taken.
-_LEAST = 1 << 20
-_MOST = 8 << 20
+# There are so many bytes at hand where the file has them, and no more are taken: what fits a cache is parsed fastest.
+_LEAST = 1 << 18
+_MOST = 1 << 20
 
 _FIRST_KEY = re.compile(rb'\{[ \t\r\n]*+"([^"\\]*+)"')
 _BETWEEN = re.compile(rb'[ \t\r\n]*+,[ \t\r\n]*+\{[ \t\r\n]*+"([^"\\]*+)"')
-_ESCAPED_KEY = re.compile(rb'\{[ \t\r\n]*+"[^"\\]*+\\')
 
 
 class Runs:
@@ -40,7 +39,7 @@ class Runs:
         between = _BETWEEN.match(window.data, here.at)
         if first is not None and between is not None and first[1] == between[1]:
             self._key = first[1].decode(errors="replace")
-            self._starts = re.compile(rb'\{[ \t\r\n]*+"%b"' % re.escape(first[1]))
+            self._starts = re.compile(rb'\{[ \t\r\n]*+"(?:%b"|[^"\\]*+(\\))' % re.escape(first[1]))
             self._separator = b"}" + between[0]
 
     def cut(self, here: Cursor) -> int:
@@ -53,32 +52,30 @@ class Runs:
 
     def take(self, here: Cursor, cut: int) -> list[tuple[int, Any]] | None:
         """Offsets and values of the records up to `cut`, and goes there; None where that is no run of them."""
-        raw = here.window.data[here.at : cut]
+        data, base = here.window.data, here.window.base
         try:
-            values = orjson.loads(b"[%b]" % raw)
+            values = orjson.loads(b"".join((b"[", memoryview(data)[here.at : cut], b"]")))
         except orjson.JSONDecodeError:
             return None
-        base = here.offset
-        offsets = self._offsets(raw, values)
+        positions = self._positions(data, here.at, cut, values)
         here.at = cut
-        return [(base + offset, value) for offset, value in zip(offsets, values, strict=True)]
+        return [(base + position, value) for position, value in zip(positions, values, strict=True)]
 
-    def _offsets(self, raw: bytes, values: list[Any]) -> list[int]:
-        """Where each of the values begins in `raw`, which is known to hold exactly them."""
+    def _positions(self, data: bytes, at: int, cut: int, values: list[Any]) -> list[int]:
+        """Where each of the values begins between `at` and `cut`, which are known to hold exactly them."""
         # A quote right behind a bracket and its spaces opens a key or ends a string that ends in a bracket; in front of
         # the first key's name it can only open it. So these are the starts of all objects with this first key, and if
-        # there are as many as records, which all have it, there are no others.
-        offsets = [match.start() for match in self._starts.finditer(raw)]
-        if (
-            len(offsets) == len(values)
-            and all(type(value) is dict and next(iter(value), None) == self._key for value in values)
-            and _ESCAPED_KEY.search(raw) is None
+        # there are as many as records, which all have it, there are no others. (Group 1: a key with escapes in it.)
+        starts = [(match.start(), match.lastindex) for match in self._starts.finditer(data, at, cut)]
+        if len(starts) == len(values) and all(
+            type(value) is dict and next(iter(value), None) == self._key and not escaped
+            for value, (_, escaped) in zip(values, starts, strict=True)
         ):
-            return offsets
-        offsets, at = [], 0
+            return [start for start, _ in starts]
+        positions = []
         for _ in values:
-            while raw[at] in b" \t\r\n,":
+            while data[at] in b" \t\r\n,":
                 at += 1
-            offsets.append(at)
-            at = end_of_value(raw, at, len(raw))
-        return offsets
+            positions.append(at)
+            at = end_of_value(data, at, cut)
+        return positions

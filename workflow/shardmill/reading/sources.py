@@ -15,7 +15,7 @@ import zstandard
 from shardmill.errors import DataError
 from shardmill.files import sha256_file
 
-CHUNK = 1 << 20  # bytes read at a time, and about as many decompressed
+CHUNK = 1 << 18  # bytes read at a time, and about as many decompressed
 
 _ZSTD_PIECE = 1 << 16
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-MINIMUM = 4 << 20  # bytes that are there at once where the stream has them
+MINIMUM = 1 << 20  # bytes that are there at once where the stream has them
 
 
 class Window:
