@@ -14,6 +14,7 @@ from shardmill.paths import BuildPaths
 from shardmill.quality.accounting import account
 from shardmill.quality.checks import Check, load_checks
 from shardmill.quality.facts import build_facts, prepare
+from shardmill.quality.lengths import lengths
 from shardmill.quality.verdict import render_verdict
 from shardmill.settings import Quality, Settings
 
@@ -63,6 +64,7 @@ def _check(build: BuildPaths, settings: Settings, scope: str, shards: Sequence[s
             for check in checks.of_scope(scope)
         ]
         failures = _failures(connection)
+        distributions = lengths(connection) if scope == "build" else None
     few = scope != "build" and rows < LEAST_ROWS
     failing = [item for item in results if _stops(item)]
     if few:
@@ -83,7 +85,7 @@ def _check(build: BuildPaths, settings: Settings, scope: str, shards: Sequence[s
         "checks": results,
         "off": list(checks.off),
     }
-    return report if accounting is None else {**report, "accounting": accounting}
+    return report if accounting is None else {**report, "accounting": accounting, "lengths": distributions}
 
 
 def _stops(result: Report) -> bool:

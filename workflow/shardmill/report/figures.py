@@ -1,0 +1,227 @@
+"""The report's plots as plain Plotly figures ({"data", "layout"}). Colours of text and grid are the page's."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from shardmill.report.data import Rows, Timeline
+
+Figure = dict[str, Any]
+
+# One hue a series, readable on white and on near-black.
+COLOURS = (
+    "#3b82f6",
+    "#f59e0b",
+    "#10b981",
+    "#ef4444",
+    "#8b5cf6",
+    "#06b6d4",
+    "#ec4899",
+    "#84cc16",
+    "#f97316",
+    "#64748b",
+)
+_GOOD, _NEUTRAL, _LOSS = "#10b981", "#3b82f6", "#ef4444"
+_SIDE = "#94a3b8"
+_ASIDE = {"joined": "joined to another", "duplicates": "duplicates", "beyond_limit": "beyond the limit"}
+
+
+def flow(accounting: dict[str, Any], rejected: Rows, failed: Rows) -> Figure:
+    """Records to rows, every loss named. Widths of the second half are scaled to the first's: a conversation can make
+    several prompts. Hover and labels give the true counts."""
+    labels: list[str] = []
+    colours: list[str] = []
+    links: list[tuple[int, int, float, int, str]] = []
+
+    def node(name: str, count: int, colour: str) -> int:
+        labels.append(f"{name}  {count:,}")
+        colours.append(colour)
+        return len(labels) - 1
+
+    records = node("records", accounting["records"], _NEUTRAL)
+    conversations = node("conversations", accounting["conversations"], _NEUTRAL)
+    links.append((records, conversations, accounting["conversations"], accounting["conversations"], _NEUTRAL))
+    for key, name in (
+        ("joined", "joined to another"),
+        ("duplicates", "duplicates"),
+        ("beyond_limit", "beyond the limit"),
+    ):
+        if accounting[key]:
+            links.append((records, node(name, accounting[key], _SIDE), accounting[key], accounting[key], _SIDE))
+    for reject in rejected:
+        target = node(f"rejected: {_words(reject['reason'])}", reject["rows"], _LOSS)
+        links.append((records, target, reject["rows"], reject["rows"], _LOSS))
+    scale = accounting["conversations"] / accounting["prompts"] if accounting["prompts"] else 0.0
+    prompts = node("prompts", accounting["prompts"], _NEUTRAL)
+    links.append((conversations, prompts, accounting["conversations"], accounting["prompts"], _NEUTRAL))
+    if accounting["ok"]:
+        links.append(
+            (prompts, node("rows", accounting["ok"], _GOOD), accounting["ok"] * scale, accounting["ok"], _GOOD)
+        )
+    for failure in failed:
+        target = node(f"failed: {_words(failure['reason'])}", failure["rows"], _LOSS)
+        links.append((prompts, target, failure["rows"] * scale, failure["rows"], _LOSS))
+    if accounting["not_reached"]:
+        target = node("not reached", accounting["not_reached"], _SIDE)
+        links.append((prompts, target, accounting["not_reached"] * scale, accounting["not_reached"], _SIDE))
+    sankey = {
+        "type": "sankey",
+        "arrangement": "snap",
+        "node": {
+            "label": labels,
+            "color": colours,
+            "pad": 18,
+            "thickness": 14,
+            "line": {"width": 0},
+            "hovertemplate": "%{label}<extra></extra>",
+        },
+        "link": {
+            "source": [link[0] for link in links],
+            "target": [link[1] for link in links],
+            "value": [link[2] for link in links],
+            "customdata": [link[3] for link in links],
+            "color": [_faint(link[4]) for link in links],
+            "hovertemplate": "%{target.label}<extra></extra>",
+        },
+    }
+    return {"data": [sankey], "layout": {"margin": {"l": 8, "r": 8, "t": 12, "b": 12}}}
+
+
+def histogram(lengths: dict[str, Any], colour: str) -> Figure:
+    width, counts = lengths["width"], lengths["counts"]
+    edges = [index * width for index in range(len(counts))]
+    bars = {
+        "type": "bar",
+        "x": [edge + width / 2 for edge in edges],
+        "y": counts,
+        "width": width * 0.94,
+        "marker": {"color": colour},
+        "customdata": [f"{edge:,} to {edge + width - 1:,}" for edge in edges[:-1]] + [f"{edges[-1]:,} and more"],
+        "hovertemplate": "%{customdata} tokens: %{y:,} rows<extra></extra>",
+    }
+    lines = [_line_at(lengths["p50"], "solid"), _line_at(lengths["p95"], "dot")]
+    notes = [_note_at(lengths["p50"], "median", 1.0), _note_at(lengths["p95"], "95%", 0.88)]
+    if lengths["p95"] - lengths["p50"] < len(counts) * width * 0.02:
+        lines, notes = lines[:1], [_note_at(lengths["p50"], "median = 95%", 1.0)]
+    return {
+        "data": [bars],
+        "layout": {
+            "xaxis": {"title": {"text": "tokens"}, "range": [0, len(counts) * width], "tickformat": "~s"},
+            "yaxis": {"title": {"text": "rows"}},
+            "showlegend": False,
+            "shapes": lines,
+            "annotations": notes,
+        },
+    }
+
+
+def accept_by_length(rows: Rows) -> Figure:
+    names = [_span(row["length"]) for row in rows]
+    means = {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": "mean",
+        "x": names,
+        "y": [row["mean"] for row in rows],
+        "customdata": [row["rows"] for row in rows],
+        "error_y": {
+            "type": "data",
+            "symmetric": False,
+            "array": [row["p90"] - row["mean"] for row in rows],
+            "arrayminus": [row["mean"] - row["p10"] for row in rows],
+            "thickness": 1,
+            "width": 4,
+        },
+        "marker": {"color": COLOURS[4], "size": 9},
+        "line": {"color": COLOURS[4]},
+        "hovertemplate": "%{x} tokens: accept length %{y:.2f} over %{customdata:,} rows<extra></extra>",
+    }
+    return {
+        "data": [means],
+        "layout": {
+            "xaxis": {"title": {"text": "tokens of prompt and answer"}, "type": "category"},
+            "yaxis": {"title": {"text": "tokens a step"}, "rangemode": "tozero"},
+            "showlegend": False,
+        },
+    }
+
+
+def rates(timeline: Timeline) -> Figure:
+    return _over_time(timeline, timeline.tokens_per_s, "tokens a second", "%{y:,.0f} tokens/s", stack=True)
+
+
+def failures_over_time(timeline: Timeline) -> Figure:
+    return _over_time(timeline, timeline.failures, "failed prompts", "%{y:,} failed", bars=True)
+
+
+def accept_over_time(timeline: Timeline) -> Figure:
+    return _over_time(timeline, timeline.accept_length, "tokens a step", "accept length %{y:.2f}")
+
+
+def _over_time(
+    timeline: Timeline, series: Any, title: str, hover: str, *, stack: bool = False, bars: bool = False
+) -> Figure:
+    count = max((len(values) for values in series.values()), default=0)
+    times = [_time(timeline.start + (index + 0.5) * timeline.width) for index in range(count)]
+    traces = []
+    for index, (name, values) in enumerate(sorted(series.items())):
+        colour = COLOURS[index % len(COLOURS)]
+        trace: dict[str, Any] = {
+            "name": short_server(name),
+            "x": times,
+            "y": values,
+            "hovertemplate": f"{hover}<extra>%{{fullData.name}}</extra>",
+        }
+        if bars:
+            trace |= {"type": "bar", "marker": {"color": colour}}
+        else:
+            trace |= {"type": "scatter", "mode": "lines", "line": {"color": colour, "width": 1.5}, "connectgaps": True}
+        if stack:
+            trace |= {"stackgroup": "servers", "fillcolor": _faint(colour)}
+        traces.append(trace)
+    return {
+        "data": traces,
+        "layout": {
+            "xaxis": {"type": "date"},
+            "yaxis": {"title": {"text": title}, "rangemode": "tozero"},
+            "barmode": "stack",
+            "showlegend": len(traces) > 1,
+            "hovermode": "x unified",
+        },
+    }
+
+
+def short_server(url: str) -> str:
+    """Host and port, which is all that tells one server from another."""
+    return url.partition("://")[2].rstrip("/") or url
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _span(length: int) -> str:
+    return f"{_round(length)}–{_round(2 * length)}"
+
+
+def _round(number: int) -> str:
+    return f"{number // 1024}K" if number >= 1024 else str(number)
+
+
+def _line_at(x: float, dash: str) -> dict[str, Any]:
+    return {"type": "line", "x0": x, "x1": x, "yref": "paper", "y0": 0, "y1": 1, "line": {"width": 1.5, "dash": dash}}
+
+
+def _note_at(x: float, name: str, y: float) -> dict[str, Any]:
+    text = f"{name} {x:,.0f}"
+    return {"x": x, "y": y, "yref": "paper", "text": text, "showarrow": False, "xanchor": "left", "xshift": 4}
+
+
+def _faint(colour: str) -> str:
+    red, green, blue = (int(colour[index : index + 2], 16) for index in (1, 3, 5))
+    return f"rgba({red},{green},{blue},0.35)"
+
+
+def _words(reason: str) -> str:
+    return reason.replace("_", " ")
