@@ -90,7 +90,7 @@ def _sentence(error: Exception, target: Target) -> str:
             f"The store at {_host_of(error, target)} has no certificate that this machine trusts "
             f"({target.operation} {target.url}): mend s3.endpoint_url, or name the authority in AWS_CA_BUNDLE."
         )
-    if isinstance(error, boto.HTTPClientError):
+    if isinstance(error, boto.HTTPClientError | boto.ConnectionError):
         kind = "does not answer in time" if "Timeout" in type(error).__name__ else "cannot be reached"
         return (
             f"The store at {_host_of(error, target)} {kind} ({type(error).__name__} at {target.operation} of "
