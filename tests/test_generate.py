@@ -555,9 +555,9 @@ def test_rows_of_another_build_are_reused_where_they_are_right(fleet: SimFleet, 
     build = make_shard(tmp_path / "b-2", longer, appended)
     before = len(fleet.logs())
 
-    def find(prompt_id: str) -> tuple[dict[str, Any], str] | None:
+    def find(conversation: str, turn: int, prompt_id: str) -> tuple[dict[str, Any], str] | None:
         row = rows.get(prompt_id)
-        return None if row is None else (row, "b-1")
+        return None if row is None or row["finish_reason"] == "length" else (row, "b-1")
 
     stand_in = StandIn(fleet.urls)
     generate_shard(longer, build, SHARD, reusable=find, join=stand_in.join, pace=FAST)
@@ -582,7 +582,8 @@ def test_a_limit_below_a_rows_length_is_not_reused(fleet: SimFleet, tmp_path: Pa
     shorter = make_settings(fleet.urls, sampling={"max_new_tokens": 40})
     build = make_shard(tmp_path / "b-2", shorter, prompts)
     stand_in = StandIn(fleet.urls)
-    generate_shard(shorter, build, SHARD, reusable=lambda found: (rows[found], "b-1"), join=stand_in.join, pace=FAST)
+    find = lambda *turn: (rows[turn[-1]], "b-1")  # noqa: E731
+    generate_shard(shorter, build, SHARD, reusable=find, join=stand_in.join, pace=FAST)
     assert_right(build, shorter, prompts, CONFIG)
     short = sum(row["completion_tokens"] <= 40 and row["finish_reason"] == "stop" for row in rows.values())
     assert sum(row["reused_from"] is not None for row in completions(build)) == short
@@ -598,5 +599,5 @@ def test_a_shard_of_reused_rows_alone_needs_no_server(fleet: SimFleet, tmp_path:
     async def never(*_: object) -> StandIn:
         raise AssertionError("no fleet is needed")
 
-    generate_shard(settings, build, SHARD, reusable=lambda found: (rows[found], "b-1"), join=never, pace=FAST)
+    generate_shard(settings, build, SHARD, reusable=lambda *turn: (rows[turn[-1]], "b-1"), join=never, pace=FAST)
     assert [row["reused_from"] for row in completions(build)] == ["b-1"] * 10

@@ -25,7 +25,7 @@ from shardmill.paths import BuildPaths, shard_name
 from shardmill.plan import make_plan
 from shardmill.reuse.count import count_reusable
 from shardmill.reuse.limits import Limits, still_right
-from shardmill.reuse.lookup import Lookup, open_lookup
+from shardmill.reuse.lookup import Find, open_lookup
 from shardmill.reuse.prepare import forget_index
 from shardmill.schemas import COMPLETIONS, PROMPTS, TOKENS, write_table
 from shardmill.settings import Settings, resolve
@@ -127,13 +127,11 @@ def new_build(settings: Settings, name: str = "made-new") -> BuildPaths:
 class Job:
     """A lookup, asked as a job asks."""
 
-    def __init__(self, lookup: Lookup | None, settings: Settings) -> None:
+    def __init__(self, lookup: Find, settings: Settings) -> None:
         self.lookup = lookup
         self._settings = settings
 
     def take(self, number: int, owner: str | None = None) -> tuple[list[int], str] | None:
-        if self.lookup is None:
-            return None
         wanted = row(self._settings, number, owner)
         found = self.lookup(wanted["conversation_id"], 0, wanted["prompt_id"])
         return None if found is None else (list(found[0]["output_ids"]), found[1])
@@ -189,7 +187,7 @@ def test_only_rows_that_are_right_are_given(tmp_path: Path, opened: Any) -> None
 def test_a_build_with_other_answers_is_not_looked_at(tmp_path: Path, change: dict[str, Any], opened: Any) -> None:
     settings = of(tmp_path)
     old = make_build(of(tmp_path, **change), "made-old", [row(settings, 0)])
-    assert opened(settings, new_build(settings)).lookup is None
+    assert opened(settings, new_build(settings)).take(0) is None
     # …though its row would have been found by its prompt_id: it is the build that speaks against it.
     write_json(old.build_json, {"identity": build_identity(settings, "d" * 64, "t" * 64, None)})
     (BuildPaths(tmp_path / "made-new").reuse / "index.json").unlink()
@@ -275,7 +273,8 @@ def test_a_build_without_a_manifest_or_without_an_identity_is_no_source(
     write_bytes(make_build(settings, "made-3", [row(settings, 2)]).build_json, b'{"identity": [1]}')
     (tmp_path / "latest").symlink_to("made-1")
     (tmp_path / "a file").touch()
-    assert opened(settings, new_build(settings)).lookup is None
+    job = opened(settings, new_build(settings))
+    assert [job.take(number) for number in range(3)] == [None] * 3
     assert "made-2" in caplog.text and "made-3" in caplog.text
 
 
@@ -411,7 +410,7 @@ def test_a_store_that_cannot_be_listed_stops_the_job(stored: Settings, opened: A
     with pytest.raises(StoreError):
         opened(gone, new_build(gone))
     offline = of(Path(stored.results), s3={**vars_of(stored), "bucket": "no-such-bucket", "offline": True})
-    assert opened(offline, new_build(offline)).lookup is None
+    assert opened(offline, new_build(offline)).take(0) is None
 
 
 def vars_of(settings: Settings) -> dict[str, Any]:

@@ -53,6 +53,7 @@ def prompts(job: Job, threads: int) -> None:
 def generate(job: Job, shard: str) -> None:
     """Prompts of a shard to completions, unless another machine on the same build has published them meanwhile."""
     from shardmill.generate.job import generate_shard
+    from shardmill.reuse.lookup import open_lookup
     from shardmill.store.claims import claim_or_published
     from shardmill.store.restore import restore_shard
 
@@ -60,8 +61,8 @@ def generate(job: Job, shard: str) -> None:
     if claim is None:
         restore_shard(job.settings, job.build, shard)
         return
-    with claim:
-        generate_shard(job.settings, job.build, shard)
+    with claim, open_lookup(job.settings, job.build) as lookup:
+        generate_shard(job.settings, job.build, shard, reusable=lookup)
 
 
 @step.command()

@@ -59,7 +59,7 @@ def generate_shard(
 ) -> None:
     """Writes completions/<shard>.parquet: every prompt exactly once, ok or failed with its reason.
 
-    Goes on from the journal of an earlier run. `reusable` finds rows of other builds by prompt_id. Raises
+    Goes on from the journal of an earlier run. `reusable` finds rows of other builds (work.Reusable). Raises
     ShardmillError, with everything finished kept in the journal, when it is stopped, when no server is left for
     `generate.patience_s` (NoServers), when servers are set up wrongly (SetupFault), or when the disk is full.
     """

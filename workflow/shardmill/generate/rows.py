@@ -55,13 +55,12 @@ def record(
 
 
 def reused(row: Mapping[str, Any], source: str, max_new_tokens: int) -> Completion | None:
-    """A row of completions of the build `source`, as this build's answer to the same prompt; None where it isn't right.
+    """A row of completions of the build `source`, as this build's answer to the same prompt; None where it can't be.
 
-    It is when it is ok, no longer than this build allows, and ended by itself or was cut at just this limit.
+    Whether an answer that was cut would be cut here too is for who found it to know: it depends on the other build's
+    limits. What can't be an answer here at all is refused: failed rows, and those longer than this build allows.
     """
-    length = row["completion_tokens"]
-    ended = row["finish_reason"] == "stop" or length == max_new_tokens
-    if row["status"] != "ok" or length > max_new_tokens or not ended:
+    if row["status"] != "ok" or not 0 < len(row["output_ids"]) == row["completion_tokens"] <= max_new_tokens:
         return None
     return Completion(
         reason=None,

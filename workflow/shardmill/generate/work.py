@@ -17,11 +17,12 @@ from shardmill.generate.rows import Completion, record, record_key, reused
 
 _log = logging.getLogger(__name__)
 
-# By prompt_id: a row of completions of another build, and that build's folder name. None where none has it.
-Reusable = Callable[[str], tuple[Mapping[str, Any], str] | None]
+# By conversation_id, turn and prompt_id: a row of completions of another build that this build's limits would not have
+# made otherwise, and that build's folder name. None where none has it.
+Reusable = Callable[[str, int, str], tuple[Mapping[str, Any], str] | None]
 
 
-def nothing_reusable(prompt_id: str) -> None:
+def nothing_reusable(conversation_id: str, turn: int, prompt_id: str) -> None:
     return None
 
 
@@ -93,7 +94,7 @@ class Work:
 
     def reuse(self, key: Key, prompt: Prompt, rendered_here: bool) -> bool:
         """Keeps another build's answer to this prompt, where there is one that is right here too."""
-        found = self.reusable(prompt.prompt_id)
+        found = self.reusable(*key, prompt.prompt_id)
         completion = reused(*found, prompt.max_new_tokens) if found is not None else None
         if completion is None:
             return False

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import logging
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,9 @@ from shardmill.settings import Settings
 
 _log = logging.getLogger(__name__)
 
+# By conversation_id, turn and prompt_id: a row, and the name of the build that it lies in.
+Find = Callable[[str, int, str], tuple[Mapping[str, Any], str] | None]
+
 # Neither the prompt's ids nor the text: the one is the asker's own, the other follows from the output's ids.
 _COLUMNS = [name for name in COMPLETIONS.names if name not in ("prompt_ids", "text")]
 # Row groups kept: 1,024 rows each, some 7 MB at 1,800 ids a row. Both builds' rows are in the order of conversations.
@@ -38,11 +41,11 @@ _WAIT_S = 60.0
 
 
 @contextmanager
-def open_lookup(settings: Settings, build: BuildPaths) -> Iterator[Lookup | None]:
-    """For one generate job; None when there is nothing to reuse. Raises StoreError when the store can't be listed."""
+def open_lookup(settings: Settings, build: BuildPaths) -> Iterator[Find]:
+    """For one generate job. Raises StoreError when the store can't be listed."""
     path = prepare_index(settings, build)
     if path is None:
-        yield None
+        yield _nothing
         return
     with closing(open_index(path)) as index, closing(_open_claims(build)) as claims:
         yield Lookup(index, claims)
@@ -123,6 +126,10 @@ class Lookup:
             self._sound.add(file)
         with pq.ParquetFile(source.path) as parquet:
             return parquet.read_row_group(row_group, columns=_COLUMNS)
+
+
+def _nothing(conversation_id: str, turn: int, prompt_id: str) -> None:
+    return None
 
 
 def _open_claims(build: BuildPaths) -> sqlite3.Connection:
