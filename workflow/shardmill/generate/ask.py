@@ -77,7 +77,7 @@ class Asker:
         self._fleet = fleet
         self._model = model
         self._tally = tally
-        self._trust = Trust(attempts)
+        self._trust = Trust(attempts, answered=tally.ok > 0)
         self._attempts = attempts
         self._timeout_s = timeout_s
         self._pace = pace

@@ -13,9 +13,9 @@ CONTROL_TOKENS = 64  # of a control's answer: enough to tell a looping server fr
 class Trust:
     """What the good and degenerate answers of all prompts of a job teach about the next degenerate one."""
 
-    def __init__(self, attempts: int) -> None:
+    def __init__(self, attempts: int, answered: bool) -> None:
         self.control: Prompt | None = None
-        self.answered = False  # whether any prompt has had a good answer
+        self.answered = answered  # whether any prompt has had a good answer
         self._attempts = attempts
         self._control_tokens = 0
         self._audited = 0
