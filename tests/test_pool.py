@@ -129,6 +129,8 @@ def test_full_queue_lowers_the_limit_and_answers_raise_it_again() -> None:
         pool.full("a")
         pool.release(("j", number))
     assert ask_many(pool, 4, first=20) == []
+    pool.resume("a")
+    assert pool.grants() == []
     pool.well("a")
     pool.well("a")
     assert len(pool.grants()) == 2
@@ -259,6 +261,8 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(name=st.sampled_from(SERVERS), answers=st.integers(0, 3))
     def full(self, name: str, answers: int) -> None:
         self.pool.full(name)
+        self.settle()
+        self.pool.resume(name)
         for _ in range(answers):
             self.pool.well(name)
         self.settle()

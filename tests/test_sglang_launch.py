@@ -105,7 +105,7 @@ def test_the_config_wins_and_takes_defaults_away() -> None:
             "mem_fraction_static": 0.7,
             "speculative-algorithm": None,
             "watchdog-timeout": False,
-            "dtype": "bfloat16",
+            "dtype": "half",
         }
     )
     assert got["mem-fraction-static"] == 0.7 and got["dtype"] == "half"

@@ -17,6 +17,8 @@ from shardmill.fleet.home import Home
 from shardmill.paths import BuildPaths
 from shardmill.settings import Settings
 
+_MUTE_CONNECTIONS = 10
+_PAUSE_S = 0.1
 _REFUSALS: dict[str, type[ShardmillError]] = {"no_servers": NoServers, "setup": SetupFault}
 
 
@@ -99,6 +101,7 @@ class Fleet:
         connection = await starter.connect_or_start(fleet._home, settings)
         fleet._hello(connection[1])
         fleet._reader = asyncio.create_task(fleet._run(connection[0]))
+        fleet._reader.add_done_callback(fleet._reader_ended)
         return fleet
 
     async def __aenter__(self) -> Fleet:
@@ -162,19 +165,35 @@ class Fleet:
 
     async def _run(self, reader: asyncio.StreamReader) -> None:
         """Reads until the fleet is gone, then finds or starts the next, for as long as the job lives."""
-        try:
-            while True:
-                while (message := await wire.read(reader)) is not None:
-                    self._take(message)
-                if self._writer is not None:
-                    self._writer.close()
-                    self._writer = None
-                if self.stop_requested.is_set():
-                    return
-                reader, writer = await starter.connect_or_start(self._home, self._settings)
-                self._hello(writer)
-        except ShardmillError as error:
+        mute = 0  # connections in a row that brought nothing
+        while True:
+            mute += 1
+            while (message := await wire.read(reader)) is not None:
+                mute = 0
+                self._take(message)
+            if self._writer is not None:
+                self._writer.close()
+                self._writer = None
+            if self.stop_requested.is_set():
+                return
+            if mute > _MUTE_CONNECTIONS:
+                raise ShardmillError(f"The fleet of servers breaks every connection; look into {self._home.log}.")
+            await asyncio.sleep(_PAUSE_S * mute)
+            reader, writer = await starter.connect_or_start(self._home, self._settings)
+            self._hello(writer)
+
+    def _reader_ended(self, reader: asyncio.Task[None]) -> None:
+        """Nobody may wait for a fleet that can't be had."""
+        if reader.cancelled():
+            self._refuse(ShardmillError("The job has left its fleet of servers."))
+            return
+        error = reader.exception()
+        if error is None:
+            self._refuse(ShardmillError("The fleet of servers has left, since the run is over."))
+        elif isinstance(error, ShardmillError):
             self._refuse(error)
+        else:
+            self._refuse(ShardmillError(f"The fleet of servers can't be had any more ({error}): look into its log."))
 
     def _hello(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer

@@ -47,7 +47,7 @@ async def up(settings: Settings, progress: Callable[[State], None]) -> State:
 
 
 async def down(settings: Settings) -> int:
-    """Stops the fleet and all its servers; how many servers that were. Jobs that still use them fail or wait."""
+    """Stops the fleet and all its servers; how many servers that were. A run at work starts them again."""
     home = Home.of(settings)
     home.stay.unlink(missing_ok=True)
     count = len(left_over(home))

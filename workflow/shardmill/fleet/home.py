@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import stat
+import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from shardmill.errors import ShardmillError
 from shardmill.files import sha256_json
 from shardmill.fleet import runlock
 from shardmill.settings import Settings
+
+_BASE_LIMIT = 60  # a socket's path has 107 bytes on Linux
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,20 @@ class Home:
 
 def fleets(results: str) -> Path:
     return Path(results).absolute() / ".fleet"
+
+
+def user_folder() -> Path:
+    """A folder of this user on this machine that nobody else can enter, at a path short enough for a socket in it.
+
+    Raises ShardmillError when somebody else has made it.
+    """
+    base = tempfile.gettempdir()
+    folder = Path(base if len(base) <= _BASE_LIMIT else "/tmp") / f"shardmill-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise ShardmillError(f"{folder} is open to other users: take it away, or set TMPDIR to another folder.")
+    return folder
 
 
 def fleet_key(settings: Settings) -> str:

@@ -399,6 +399,8 @@ class Member:
         """Whether the server is known to have died after `moment`; waits for certainty, `verdict_s` at most."""
         if self.died_at is not None and self.died_at >= moment:
             return True
+        if self.process is not None and self.process.started > time.time() - (self.site.clock() - moment):
+            return True  # died while no fleet was there to see it
         if self._verdict is None or self._verdict.done():
             self._verdict = asyncio.create_task(self._dies())
         return await asyncio.shield(self._verdict) or (self.died_at is not None and self.died_at >= moment)

@@ -44,6 +44,7 @@ class Slot:
     outstanding: set[Key] = field(default_factory=set)
     reserved: Key | None = None  # emptied, or held, for one ask that wants to be alone
     held_back: int = 0  # room not used for now, after the server said that its queue is full
+    paused: bool = False
     last_grant: int = 0
 
     @property
@@ -77,7 +78,7 @@ class Pool:
 
     def open(self, name: str, cap: int | None) -> None:
         slot = self.add(name)
-        slot.cap, slot.open, slot.held_back = cap, True, 0
+        slot.cap, slot.open, slot.held_back, slot.paused = cap, True, 0, False
 
     def close(self, name: str) -> None:
         """No new leases at this server; those it has go on."""
@@ -92,10 +93,16 @@ class Pool:
             del self._leases[key]
 
     def full(self, name: str) -> None:
-        """The server turned a request away because its queue is full: send it one less for now."""
+        """The server turned a request away, its queue is full: nothing more until `resume`, and then one less."""
         slot = self.slots.get(name)
         if slot is not None:
+            slot.paused = True
             slot.held_back = min(slot.held_back + 1, max(len(slot.outstanding), 1))
+
+    def resume(self, name: str) -> None:
+        slot = self.slots.get(name)
+        if slot is not None:
+            slot.paused = False
 
     def well(self, name: str) -> None:
         """The server answered: give back one place that `full` took."""
@@ -195,7 +202,12 @@ class Pool:
         return any(self._takes(slot, most) for slot in self.slots.values())
 
     def _takes(self, slot: Slot, client_limit: int) -> bool:
-        return slot.open and slot.reserved is None and len(slot.outstanding) < self.limit(slot, client_limit)
+        return (
+            slot.open
+            and not slot.paused
+            and slot.reserved is None
+            and len(slot.outstanding) < self.limit(slot, client_limit)
+        )
 
     def _pick(self, ask: Ask) -> Slot | None:
         free = [slot for slot in self._choices(ask) if self._takes(slot, ask.limit)]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Coroutine
 from datetime import UTC, datetime
@@ -19,24 +18,22 @@ from typing import Any
 from shardmill.engines.base import Fault
 from shardmill.engines.choose import engine, new_session
 from shardmill.errors import SettingsError, SetupFault
-from shardmill.files import read_json, write_json
+from shardmill.files import write_json
 from shardmill.fleet import state, wire
 from shardmill.fleet.endpoints import endpoints
 from shardmill.fleet.gpus import gpus
-from shardmill.fleet.home import Home
+from shardmill.fleet.home import Home, user_folder
 from shardmill.fleet.jobs import Job, Runs
 from shardmill.fleet.member import Expectation, Member, Site, State
 from shardmill.fleet.pool import Ask, Pool
 from shardmill.fleet.timing import Timing
 from shardmill.servers.choose import launchers
-from shardmill.servers.process import left_over
+from shardmill.servers.process import ServerProcess, left_over
 from shardmill.settings import Settings
 
 # After these a server may be dead: it is looked at before the job hears what became of its request.
 _BROKEN = frozenset({Fault.REFUSED, Fault.RESET, Fault.HALF_SENT, Fault.TIMEOUT})
 _LOAD_TIMEOUT_S = 5.0
-_SOCKET_FOLDER = "shardmill-"
-_SOCKET_PATH_LIMIT = 100  # of 107 bytes, on Linux
 
 
 class FleetProcess:
@@ -59,7 +56,6 @@ class FleetProcess:
         self._needed_at = time.monotonic()
         self._server_at = time.monotonic()
         self._over_at: float | None = None
-        self._commands = 0
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -79,19 +75,18 @@ class FleetProcess:
                 lost=self._tell_lost,
                 log=_log,
             )
+            path = _socket_path(self.home)
             await self._take_over()
             self._read_endpoints()
-            folder = _socket_folder(self.home)
-            server = await asyncio.start_unix_server(self._serve, folder / "fleet", limit=wire.LINE_LIMIT)
-            write_json(self.home.address, {"socket": str(folder / "fleet"), "pid": os.getpid()})
+            server = await asyncio.start_unix_server(self._serve, path, limit=wire.LINE_LIMIT)
+            write_json(self.home.address, {"socket": str(path)})
             _log(f"fleet {self.home.root.name} at work for {self.settings.model.name} ({self.settings.servers.engine})")
             try:
                 await self._until_not_needed()
             finally:
                 server.close()
-                self.home.address.unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
                 await self._shut_down()
-                shutil.rmtree(folder, ignore_errors=True)
         _log("fleet left")
 
     # Servers
@@ -101,16 +96,23 @@ class FleetProcess:
         if not self.settings.servers.launch:
             return
         wanted = {launcher.name: launcher for launcher in launchers(self.settings, self.home)}
-        running = {process.name: process for process in left_over(self.home)}
+        running = left_over(self.home)
+        if not running:
+            self.home.stay.unlink(missing_ok=True)  # the servers that were to stay are gone (the machine was restarted)
+        ours: dict[str, ServerProcess] = {}
+        others: list[ServerProcess] = []
+        for process in running:
+            launcher = wanted.get(process.name)
+            if launcher is not None and process.record["fingerprint"] == launcher.fingerprint():
+                _log(f"{process.name}: taken over, process {process.pid} at {process.url}")
+                ours[process.name] = process
+            else:
+                _log(f"{process.name}: process {process.pid} was started with other settings, and is stopped")
+                others.append(process)
+        await asyncio.gather(*(process.stop(self.timing.grace_s) for process in others))
         for name, launcher in wanted.items():
-            member = Member(name, self.site, launcher, url="")
-            process = running.get(name)
-            if process is not None and process.record["fingerprint"] == launcher.fingerprint():
-                _log(f"{name}: taken over, process {process.pid} at {process.url}")
-                member.process = running.pop(name)
-                member.url = process.url
-            self._add(member)
-        await asyncio.gather(*(process.stop(self.timing.grace_s) for process in running.values()))
+            taken = ours.get(name)
+            self._add(Member(name, self.site, launcher, url=taken.url if taken else "", process=taken))
 
     def _read_endpoints(self) -> None:
         if self.settings.servers.launch:
@@ -268,8 +270,13 @@ class FleetProcess:
             member.record.failed(fault, message["detail"])
             if fault is Fault.QUEUE_FULL:
                 self.pool.full(member.name)
+                asyncio.get_running_loop().call_later(self.timing.full_s, self._after_full, member.name)
             if member.record.suspect:
                 member.withdraw()
+
+    def _after_full(self, name: str) -> None:
+        self.pool.resume(name)
+        self._give_out()
 
     def _give_out(self) -> None:
         for grant in self.pool.grants():
@@ -288,9 +295,10 @@ class FleetProcess:
         """Jobs wait while there may be a server again; not longer than their patience, and not for nothing."""
         now = time.monotonic()
         members = list(self.members.values())
-        # A first start takes as long as it takes (its own deadline ends it): patience is for servers that are lost.
+        # A start takes as long as it takes, its own deadline ends it: patience is for servers that are lost, or fail
+        # to start again and again.
         if any(
-            member.state is State.READY or (member.launcher is not None and member.starting and not member.failures)
+            member.state is State.READY or (member.launcher is not None and member.starting and member.failures <= 1)
             for member in members
         ):
             self._server_at = now
@@ -372,7 +380,10 @@ class FleetProcess:
         self._write_state()
 
     def _write_state(self) -> None:
-        write_json(self.home.state, self._state())
+        try:
+            write_json(self.home.state, self._state())
+        except OSError as error:  # a full disk: the next one may fit
+            _log(f"{self.home.state} can't be written: {error.strerror}")
 
     def _state(self) -> wire.Message:
         return state.describe(self)
@@ -380,7 +391,13 @@ class FleetProcess:
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        task.add_done_callback(self._work_ended)
+
+    def _work_ended(self, task: asyncio.Task[None]) -> None:
+        self._background.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            _log(f"{type(error).__name__} in the fleet: {error}")
 
 
 def _because(members: list[Member], what: str) -> str:
@@ -389,18 +406,14 @@ def _because(members: list[Member], what: str) -> str:
     return f"{what}: {reasons}{more}." if members else f"{what}: no endpoint is given."
 
 
-def _socket_folder(home: Home) -> Path:
-    """A new folder that only this user can enter, at a path short enough for a socket in it."""
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        old = Path(read_json(home.address)["socket"]).parent  # of a fleet that was killed
-        if old.name.startswith(_SOCKET_FOLDER):
-            shutil.rmtree(old, ignore_errors=True)
-    base = tempfile.gettempdir()
-    if len(base) > _SOCKET_PATH_LIMIT - len("/shardmill-xxxxxxxx/fleet"):
-        base = "/tmp"
-    return Path(tempfile.mkdtemp(prefix=_SOCKET_FOLDER, dir=base))
+def _socket_path(home: Home) -> Path:
+    """Where no other fleet's socket is, and none of a fleet that was killed: this one holds the folder's lock."""
+    path = user_folder() / hashlib.sha256(str(home.root).encode()).hexdigest()[:16]
+    path.unlink(missing_ok=True)
+    return path
 
 
 def _log(line: str) -> None:
-    sys.stderr.write(f"{datetime.now(UTC).isoformat(timespec='seconds')} {line}\n")
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # servers and jobs go on when the disk that holds the log is full
+        sys.stderr.write(f"{datetime.now(UTC).isoformat(timespec='seconds')} {line}\n")
+        sys.stderr.flush()

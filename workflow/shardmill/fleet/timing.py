@@ -31,6 +31,7 @@ class Timing:
     linger_s: float = 15.0  # after the last job and run, for the next one
     leave_s: float = 30.0  # for jobs to go after their run is over
     orphan_s: float = 40.0  # that servers wait for another fleet when theirs was killed
+    full_s: float = 1.0  # that a server is left alone after it said that its queue is full
     verdict_s: float = 8.0  # at most, to find out whether a server died under a request
 
 

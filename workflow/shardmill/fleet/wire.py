@@ -1,7 +1,7 @@
 """What jobs and their fleet say to each other: one JSON object a line, over a Unix socket.
 
 Job to fleet                                              Fleet to job
-  hello   job, order, limit, vocab, lock, held[]            welcome  warnings[]
+  hello   job, order, limit, vocab, lock, run, held[]       welcome  warnings[]
   lease   n, avoid[], alone                                 grant    n, server, url
   cancel  n                                                 refuse   kind 'no_servers' | 'setup', message
   release n, ok, fault, detail, tokens, seconds, …          after    n, server_died

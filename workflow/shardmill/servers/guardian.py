@@ -10,6 +10,7 @@ own. The kernel kills the server when the guardian is killed.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -41,6 +42,7 @@ class Charge:
     log: str  # appended to
     record: str  # where it writes what it has started
     lock: str  # held by the guardian
+    resource: str | None  # a second lock, of what the server needs for itself alone (a GPU)
     fleet_lock: str  # held by the fleet that the server belongs to
     stay: str  # while this file is there, the server outlives its fleet
     grace_s: float  # from SIGTERM to SIGKILL
@@ -53,7 +55,16 @@ def main(path: Path) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    with runlock.acquire(Path(charge.lock), runlock.myself(f"guardian of {charge.name}")):
+    me = runlock.myself(f"guardian of {charge.name}")
+    with contextlib.ExitStack() as locks:
+        try:
+            locks.enter_context(runlock.acquire(Path(charge.lock), me))
+            if charge.resource is not None:
+                locks.enter_context(runlock.acquire(Path(charge.resource), me))
+        except runlock.Held as held:
+            what = Path(charge.resource or charge.lock).stem
+            sys.stderr.write(f"{what} is in use by another fleet's server (guardian {held.who.get('pid', '?')})\n")
+            return 1
         return _guard(charge, libc)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import sys
 from pathlib import Path
 
 from shardmill.errors import ShardmillError
@@ -36,18 +38,33 @@ def whole(folder: Path) -> bool:
     return all((folder / name).exists() for name in set(read_json(index)["weight_map"].values()))
 
 
-def download(name: str, revision: str | None) -> Path:
-    """The model's snapshot from the hub, through its cache. Raises ShardmillError where it can't be had."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+async def download(name: str, revision: str | None) -> Path:
+    """The model's snapshot from the hub, through its cache. Raises ShardmillError where it can't be had.
 
+    In a process of its own: a thread could not be stopped, and would keep the fleet here for as long as 55 GB take.
+    """
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "shardmill.servers.model_files",
+        name,
+        *([revision] if revision is not None else []),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=_PATTERNS))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        output, errors = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+    if process.returncode != 0:
+        lines = errors.decode(errors="replace").strip().splitlines()
         raise ShardmillError(
-            f"The model {name} can't be downloaded ({' '.join(str(error).split())[:200]}): put it into a folder and "
-            "name that in model.name."
-        ) from None
+            f"The model {name} can't be downloaded ({lines[-1][:200] if lines else 'no reason given'}): put it into a "
+            "folder and name that in model.name."
+        )
+    return Path(output.decode().strip().splitlines()[-1])
 
 
 def facts(name: str, folder: Path | None) -> ModelFacts:
@@ -59,3 +76,14 @@ def facts(name: str, folder: Path | None) -> ModelFacts:
             raise ShardmillError(f"The config.json of the model in {folder} can't be read: {error}.") from None
     known = bool(_QWEN_MTP.search(name))
     return ModelFacts(mtp=known, hybrid=known)
+
+
+def main() -> None:
+    from huggingface_hub import snapshot_download
+
+    revision = sys.argv[2] if len(sys.argv) > 2 else None
+    sys.stdout.write(snapshot_download(sys.argv[1], revision=revision, allow_patterns=_PATTERNS) + "\n")
+
+
+if __name__ == "__main__":
+    main()

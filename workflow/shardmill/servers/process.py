@@ -34,6 +34,7 @@ class Command:
     url: str
     ports: tuple[int, ...]
     fingerprint: str  # the same for every start with the same flags, whatever the ports
+    resource: Path | None = None  # a lock on what it needs for itself alone
 
 
 @dataclass(slots=True)
@@ -161,6 +162,7 @@ async def start(home: Home, name: str, command: Command, grace_s: float, orphan_
         log=str(log),
         record=str(record),
         lock=str(lock),
+        resource=None if command.resource is None else str(command.resource),
         fleet_lock=str(home.lock),
         stay=str(home.stay),
         grace_s=grace_s,

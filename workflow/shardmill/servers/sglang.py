@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shardmill.errors import SetupFault
-from shardmill.fleet.home import Home
+from shardmill.fleet.home import Home, user_folder
 from shardmill.servers import model_cache, model_files
 from shardmill.servers.launcher import StartProblem, fingerprint, flags, last_line
 from shardmill.servers.model_facts import ModelFacts
@@ -67,7 +67,7 @@ class Installation:
         if self.settings.servers.model_cache is not None:
             source = folder if folder is not None and model_files.whole(folder) else None
             if source is None:
-                source = await asyncio.to_thread(model_files.download, model.name, model.revision)
+                source = await model_files.download(model.name, model.revision)
                 facts = model_files.facts(model.name, source)
             copy = await model_cache.copy(source, Path(self.settings.servers.model_cache))
             path = str(copy if copy is not None else source)
@@ -90,9 +90,10 @@ class Installation:
         try:
             output, errors = await asyncio.wait_for(process.communicate(), _HELP_TIMEOUT_S)
         except TimeoutError:
-            process.kill()
-            await process.wait()
             return Known(frozenset(), lazy_buffer=True)
+        finally:
+            if process.returncode is None:
+                process.kill()
         if process.returncode != 0:
             raise SetupFault(
                 f"`{shlex.join(self.command)} --help` failed: {last_line(errors.decode(errors='replace'), 'no reason')}"
@@ -134,6 +135,7 @@ class SGLangLauncher:
             url=f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}",
             ports=(port, nccl_port),
             fingerprint=self.fingerprint(),
+            resource=user_folder() / f"GPU {self.gpu}.lock",
         )
 
     def fingerprint(self) -> str:
