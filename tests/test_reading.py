@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from importlib import util
 from itertools import pairwise
 from pathlib import Path
@@ -499,7 +500,7 @@ def test_the_real_file_number_by_number(tmp_path: Path) -> None:
     frames = list(Framer(ByteSource(path), Mended()).records())
     records = [frame[1] for frame in frames[:-1] if isinstance(frame, tuple)]
     assert len(records) == 17_671
-    roles: dict[str, int] = {}
+    roles: Counter[str] = Counter()
     facts = dict.fromkeys(("none", "single", "no user", "no assistant", "assistant first", "users", "assistants"), 0)
     more_than_one, empty, longest = 0, {"user": 0, "assistant": 0}, 0
     for each in records:

@@ -30,16 +30,17 @@ def in_order(turns: Sequence[Turn], system: str | None, later_part: bool) -> tup
     users = asked = 0
     previous = ""
     for turn in turns:
-        role = turn[0]
+        role, text = turn[0], turn[1] or ""
+        blank = not text[:1].isalnum() and is_blank(text)
         if role == "user":
             users += 1
-            if is_blank(turn[1] or ""):
+            if blank:
                 continue
             if previous == "user":
                 notes["consecutive_user"] = 1
             asked += 1
         elif role == "system":
-            if is_blank(turn[1] or ""):
+            if blank:
                 continue
             if asked:
                 notes["system_in_the_middle"] = 1
@@ -49,7 +50,7 @@ def in_order(turns: Sequence[Turn], system: str | None, later_part: bool) -> tup
                 notes["repeated_leading_turns"] = 1
             continue
         elif role == "assistant":
-            if len(turn) == 2 and is_blank(turn[1] or ""):
+            if blank and len(turn) == 2:
                 notes["blank_assistant_turns"] += 1
             if previous == "assistant":
                 notes["consecutive_assistant"] = 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +42,8 @@ ROLES: dict[str, str] = {
     ),
     **dict.fromkeys((FUNCTION_CALL, "tool_call", "tool_calls"), FUNCTION_CALL),
 }
+
+_PLAIN_ROLES = {name: role for name, role in ROLES.items() if role in ("user", "assistant", "system")}
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 
@@ -79,7 +82,7 @@ class Turns:
 
 def is_blank(text: str) -> bool:
     """Nothing but white space and characters without width."""
-    return not text[:1].isalnum() and _INK.search(text) is None
+    return _INK.search(text) is None
 
 
 def looks_like_record(value: Any) -> bool:
@@ -112,31 +115,35 @@ def source_id(record: Any) -> str | None:
     return None
 
 
-def read_turns(record: Any, roles: dict[str, int] | None = None) -> Turns:
+def read_turns(record: Any, roles: Counter[str]) -> Turns:
     """Normalises one record; `roles` counts the turns by role as written. Raises Unreadable."""
     if isinstance(record, list) and looks_like_turn(next(iter(record), None)):
         record = {TURNS_KEYS[0]: record}  # nothing but the turns
     if not isinstance(record, dict):
         raise Unreadable(RejectReason.NOT_AN_OBJECT, f"the record is {_kind(record)}, not an object")
     turns, several = _turns_field(record)
-    messages: list[Turn] = []
-    for number, turn in enumerate(turns, 1):
-        if not isinstance(turn, dict):
-            raise Unreadable(RejectReason.TURN_NOT_AN_OBJECT, f"turn {number} is {_kind(turn)}, not an object")
-        # The usual spelling first: this loop sees every turn of the dataset.
-        role = turn.get("from")
-        content = turn.get("value")
-        if type(role) is not str or type(content) is not str or len(turn) != 2:
+    messages = _plain_turns(turns, roles)
+    if messages is None:
+        messages = []
+        for number, turn in enumerate(turns, 1):
+            if not isinstance(turn, dict):
+                raise Unreadable(RejectReason.TURN_NOT_AN_OBJECT, f"turn {number} is {_kind(turn)}, not an object")
             messages.append(_read_turn(turn, number, roles))
-            continue
-        known = ROLES.get(role)
-        if known is None or known == FUNCTION_CALL:
-            messages.append(_read_turn(turn, number, roles))
-            continue
-        if roles is not None:
-            roles[role] = roles.get(role, 0) + 1
-        messages.append([known, content])
     return Turns(source_id(record), _system_field(record), _tools_field(record), messages, several)
+
+
+def _plain_turns(turns: list[Any], roles: Counter[str]) -> list[Turn] | None:
+    """All turns at once where each is {"from": a known role, "value": a text} and no more, as most are; else None."""
+    try:
+        written = [turn["from"] for turn in turns]
+        said = [turn["value"] for turn in turns]
+        known = [_PLAIN_ROLES[role] for role in written]
+    except (KeyError, TypeError):
+        return None
+    if set(map(len, turns)) != {2} or set(map(type, said)) != {str}:
+        return None
+    roles.update(written)
+    return list(map(list, zip(known, said, strict=True)))
 
 
 def _turns_field(record: dict[str, Any]) -> tuple[list[Any], bool]:
@@ -170,10 +177,9 @@ def _json_list(text: str, key: str) -> Any:
     raise Unreadable(RejectReason.TURNS_NOT_A_LIST, f"{key} holds a text, not a list of turns")
 
 
-def _read_turn(turn: dict[str, Any], number: int, roles: dict[str, int] | None) -> Turn:
+def _read_turn(turn: dict[str, Any], number: int, roles: Counter[str]) -> Turn:
     written, known = _role(turn, number)
-    if roles is not None:
-        roles[written] = roles.get(written, 0) + 1
+    roles[written] += 1
     content = _text(_get(turn, CONTENT_KEYS), number)
     if known == FUNCTION_CALL:
         return ["assistant", "", _calls_from_text(content, number), None, None]

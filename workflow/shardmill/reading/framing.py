@@ -22,6 +22,9 @@ from shardmill.reading.syntax import Bad, Broken, Mended, NeedMore, end_of_value
 
 _LINE_END = re.compile(rb"[ \t\r]*+(\n|\Z)")
 
+# What may come next in an object: a byte of it, or 0 for any value.
+_KEY, _COLON, _COMMA, _VALUE = b'":,\0'
+
 # A record's offset in the stream and its value.
 Frame = tuple[int, Any]
 
@@ -85,6 +88,11 @@ class Framer:
                     continue
             elif comma_due:
                 yield here.lost(RejectReason.INVALID_JSON, "a comma is missing before this", 0)
+            if byte == 0x5B and here.look(array_holds) is Holds.RECORDS:
+                here.at += 1
+                yield from self._array()
+                comma_due = True
+                continue
             if byte == 0x7B and here.offset >= one_by_one_until:
                 cut = runs.cut(here)
                 run = runs.take(here, cut)
@@ -101,28 +109,36 @@ class Framer:
     def _wrapper(self) -> Iterator[Frame | Lost]:
         """Behind the `{` of an object that holds records, up to and with its `}`: every array of records in it."""
         here = self._cursor
-        key = False
+        expected = _KEY
         while True:
             byte = here.peek()
             if byte is None:
                 yield from here.ended_inside("the object that holds the records")
                 return
-            if byte == 0x7D:
+            if byte == 0x7D and expected in (_KEY, _COMMA):
                 here.at += 1
                 return
-            if byte in b",:":
+            if byte == expected in (_COMMA, _COLON):
                 here.at += 1
-                key = byte == 0x3A
-            elif byte == 0x5B and key and here.look(array_holds) is Holds.RECORDS:
+                expected = _KEY if expected == _COMMA else _VALUE
+            elif expected == _VALUE and byte == 0x5B and here.look(array_holds) is Holds.RECORDS:
                 here.at += 1
                 yield from self._array()
-            else:
+                expected = _COMMA
+            elif byte == expected == _KEY or expected == _VALUE:
                 end = here.end()
                 if isinstance(end, Bad):
                     yield from here.broken(end, lines=False)
                     yield from self._array()
+                    expected = _COMMA
                 else:
                     here.at = end
+                    expected = _COLON if expected == _KEY else _COMMA
+            else:
+                # Most likely an array of records ended too early, and this is its next one.
+                yield here.lost(RejectReason.INVALID_JSON, "this is no field of the object that holds the records", 0)
+                yield from self._array()
+                expected = _COMMA
 
     def _holds_records(self, first: bool) -> bool:
         """Whether the array here is a list of records, and not a record that is an array.
@@ -151,6 +167,7 @@ class Framer:
         """The one value here. Returns whether it was a whole one; if not, what follows is the next whole record."""
         here = self._cursor
         lines = top and self._lines
+        line_start = here.offset == here.source.bom or here.window.data[here.at - 1 : here.at] == b"\n"
         end: int | Bad = self._open_line() or here.end() if lines else here.end()
         if isinstance(end, Bad):
             yield from here.broken(end, lines)
@@ -168,7 +185,7 @@ class Framer:
         else:
             yield here.offset, value
         here.at = end
-        if top and not self._lines:
+        if top and line_start and not self._lines:
             rest = _LINE_END.match(window.data, end)
             self._lines = rest is not None and b"\n" not in raw and (bool(rest[1]) or window.ended)
         return True
