@@ -601,3 +601,13 @@ def test_a_shard_of_reused_rows_alone_needs_no_server(fleet: SimFleet, tmp_path:
 
     generate_shard(settings, build, SHARD, reusable=lambda *turn: (rows[turn[-1]], "b-1"), join=never, pace=FAST)
     assert [row["reused_from"] for row in completions(build)] == ["b-1"] * 10
+
+
+def test_a_prompt_that_meets_nothing_but_faults_is_for_a_person_to_look_at(fleet: SimFleet, tmp_path: Path) -> None:
+    """It is neither failed nor asked for ever; what else there is gets done first."""
+    settings, prompts = make_settings(fleet.urls), [random_prompt(n) for n in range(30)]
+    build = make_shard(tmp_path / "b-1", settings, prompts)
+    set_faults(fleet, {"kind": "nan", "prompts": [prompt_hash(prompts[5])]})
+    with pytest.raises(ShardmillError, match="100 server faults in a row"):
+        generate(settings, build)
+    assert len([record for record in read_records(build.journal(SHARD)) if "note" not in record]) == 29

@@ -40,8 +40,6 @@ _log = logging.getLogger(__name__)
 
 DEATHS = 3  # in flight at the death of so many servers: tried once alone (CONTRACTS.md, Servers)
 _IN_FLIGHT = frozenset({Fault.RESET, Fault.HALF_SENT, Fault.TIMEOUT})
-# Faults of one prompt in a row, with every other server to try, after which a person should look.
-_TOO_MANY_FAULTS = 100
 _NOT_COUNTED = frozenset({Fault.REFUSED, Fault.QUEUE_FULL})  # a fleet that is away or busy says nothing of the prompt
 _RESERVES = (16, 64, 256)  # new tokens given up, in turn, when the server keeps room for speculation
 _REASON = {Degenerate.EMPTY: FailReason.EMPTY, Degenerate.REPETITION: FailReason.REPETITION}
@@ -207,7 +205,8 @@ class Asker:
 
     def _count_fault(self, history: History, lease: Lease, what: str) -> None:
         history.faults += 1
-        if history.faults >= _TOO_MANY_FAULTS:
+        self._trust.faulted()
+        if history.faults >= self._trust.too_many_faults():
             raise ShardmillError(
                 f"A prompt met {history.faults} server faults in a row, the last at {lease.server} ({what}): "
                 f"look at the servers' logs. Everything else that is finished is kept."
