@@ -114,7 +114,7 @@ def _timeline(connection: duckdb.DuckDBPyConnection) -> Timeline | None:
         return None
     width = max((end - start) / _BINS, 1.0)
     bins = min(int((end - start) // width) + 1, _BINS)
-    bin_of = f"least((({{}} - $1) // $2)::INTEGER, {bins - 1})"
+    bin_of = f"least(floor(({{}} - $1) / $2)::INTEGER, {bins - 1})"
     spread = connection.execute(
         f"""
         SELECT server, bin, sum(CASE WHEN ended > began THEN tokens / (ended - began)

@@ -28,64 +28,56 @@ _ASIDE = {"joined": "joined to another", "duplicates": "duplicates", "beyond_lim
 
 
 def flow(accounting: dict[str, Any], rejected: Rows, failed: Rows) -> Figure:
-    """Records to rows, every loss named. Widths of the second half are scaled to the first's: a conversation can make
-    several prompts. Hover and labels give the true counts."""
-    labels: list[str] = []
-    colours: list[str] = []
-    links: list[tuple[int, int, float, int, str]] = []
+    """Records to rows from top to bottom: a bar for what is left at each stage, and between them one for each loss."""
+    steps: list[tuple[str, int, int, str]] = []  # name, where the bar begins, its length, colour
 
-    def node(name: str, count: int, colour: str) -> int:
-        labels.append(f"{name}  {count:,}")
-        colours.append(colour)
-        return len(labels) - 1
+    def stage(name: str, count: int, colour: str) -> None:
+        steps.append((name, 0, count, colour))
 
-    records = node("records", accounting["records"], _NEUTRAL)
-    conversations = node("conversations", accounting["conversations"], _NEUTRAL)
-    links.append((records, conversations, accounting["conversations"], accounting["conversations"], _NEUTRAL))
-    for key, name in (
-        ("joined", "joined to another"),
-        ("duplicates", "duplicates"),
-        ("beyond_limit", "beyond the limit"),
-    ):
-        if accounting[key]:
-            links.append((records, node(name, accounting[key], _SIDE), accounting[key], accounting[key], _SIDE))
-    for reject in rejected:
-        target = node(f"rejected: {_words(reject['reason'])}", reject["rows"], _LOSS)
-        links.append((records, target, reject["rows"], reject["rows"], _LOSS))
-    scale = accounting["conversations"] / accounting["prompts"] if accounting["prompts"] else 0.0
-    prompts = node("prompts", accounting["prompts"], _NEUTRAL)
-    links.append((conversations, prompts, accounting["conversations"], accounting["prompts"], _NEUTRAL))
-    if accounting["ok"]:
-        links.append(
-            (prompts, node("rows", accounting["ok"], _GOOD), accounting["ok"] * scale, accounting["ok"], _GOOD)
-        )
-    for failure in failed:
-        target = node(f"failed: {_words(failure['reason'])}", failure["rows"], _LOSS)
-        links.append((prompts, target, failure["rows"] * scale, failure["rows"], _LOSS))
+    def lose(losses: list[tuple[str, int, str]], left: int) -> None:
+        for name, count, colour in losses:
+            left -= count
+            steps.append((name, max(left, 0), count, colour))
+
+    stage("<b>records</b>", accounting["records"], _NEUTRAL)
+    aside = [(name, accounting[key], _SIDE) for key, name in _ASIDE.items() if accounting[key]]
+    lose(
+        [*aside, *((f"rejected: {_words(row['reason'])}", row["rows"], _LOSS) for row in rejected)],
+        accounting["records"],
+    )
+    stage("<b>conversations</b>", accounting["conversations"], _NEUTRAL)
+    stage("<b>prompts</b>", accounting["prompts"], _NEUTRAL)
+    lost = [(f"failed: {_words(row['reason'])}", row["rows"], _LOSS) for row in failed]
     if accounting["not_reached"]:
-        target = node("not reached", accounting["not_reached"], _SIDE)
-        links.append((prompts, target, accounting["not_reached"] * scale, accounting["not_reached"], _SIDE))
-    sankey = {
-        "type": "sankey",
-        "arrangement": "snap",
-        "node": {
-            "label": labels,
-            "color": colours,
-            "pad": 18,
-            "thickness": 14,
-            "line": {"width": 0},
-            "hovertemplate": "%{label}<extra></extra>",
-        },
-        "link": {
-            "source": [link[0] for link in links],
-            "target": [link[1] for link in links],
-            "value": [link[2] for link in links],
-            "customdata": [link[3] for link in links],
-            "color": [_faint(link[4]) for link in links],
-            "hovertemplate": "%{target.label}<extra></extra>",
+        lost.append(("not reached", accounting["not_reached"], _SIDE))
+    lose(lost, accounting["prompts"])
+    stage("<b>training rows</b>", accounting["ok"], _GOOD)
+    names, begins, counts, colours = zip(*steps, strict=True)
+    bars = {
+        "type": "bar",
+        "orientation": "h",
+        "y": names,
+        "base": begins,
+        "x": counts,
+        # The outline keeps a loss of one in a million visible.
+        "marker": {"color": colours, "line": {"color": colours, "width": 1.5}},
+        "text": [f"{count:,}" for count in counts],
+        "textposition": "outside",
+        "cliponaxis": False,
+        "hovertemplate": "%{y}: %{text}<extra></extra>",
+    }
+    most = max(accounting["records"], accounting["prompts"], 1)
+    return {
+        "data": [bars],
+        "layout": {
+            "height": 30 * len(steps) + 50,
+            "margin": {"l": 8, "r": 64, "t": 22, "b": 8},
+            "bargap": 0.35,
+            "xaxis": {"range": [0, most], "tickformat": "~s", "side": "top"},
+            "yaxis": {"autorange": "reversed", "type": "category", "showgrid": False},
+            "showlegend": False,
         },
     }
-    return {"data": [sankey], "layout": {"margin": {"l": 8, "r": 8, "t": 12, "b": 12}}}
 
 
 def histogram(lengths: dict[str, Any], colour: str) -> Figure:

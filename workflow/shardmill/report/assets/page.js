@@ -22,15 +22,13 @@
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: colour("--ink") },
       hoverlabel: { bgcolor: colour("--panel"), bordercolor: colour("--line"), font: { color: colour("--ink") } },
-      legend: { orientation: "h", y: -0.22 }, bargap: 0.05, dragmode: false,
+      legend: { orientation: "h", y: narrow.matches ? -0.3 : -0.18 }, bargap: 0.05, dragmode: false,
       ...own, xaxis: axis({ fixedrange: true, ...own.xaxis }), yaxis: axis({ fixedrange: true, ...own.yaxis }),
     };
     layout.shapes = (own.shapes || []).map((shape) => ({ ...shape, line: { ...shape.line, color: colour("--muted") } }));
     layout.annotations = (own.annotations || []).map((note) => ({ ...note, font: { size: 11, color: colour("--muted") } }));
-    const data = figure.data.map((trace) => (trace.type === "sankey"
-      ? { ...trace, orientation: narrow.matches ? "v" : "h", textfont: { color: colour("--ink"), size: narrow.matches ? 10 : 12.5, shadow: "none" } }
-      : trace));
-    return Plotly.react(place, data, layout, { responsive: true, displayModeBar: false });
+    if (own.height) place.style.height = `${own.height}px`;
+    return Plotly.react(place, figure.data, layout, { responsive: true, displayModeBar: false });
   }
 
   const drawAll = () => Promise.all([...document.querySelectorAll("[data-figure]")].map(draw));
