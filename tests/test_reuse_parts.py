@@ -26,7 +26,6 @@ from shardmill.plan import make_plan
 from shardmill.reuse.count import count_reusable
 from shardmill.reuse.limits import Limits, still_right
 from shardmill.reuse.lookup import Find, open_lookup
-from shardmill.reuse.prepare import forget_index
 from shardmill.schemas import COMPLETIONS, PROMPTS, TOKENS, write_table
 from shardmill.settings import Settings, resolve
 from shardmill.store.manifest import describe_shard
@@ -385,8 +384,6 @@ def test_rows_come_from_the_store_and_only_shards_that_can_matter_are_fetched(
     assert [number for number in range(8) if job.take(number)] == [1, 2, 5, 6]
     assert job.take(5) == (rows[5]["output_ids"], "made-old")
     assert caplog.text == ""
-    forget_index(build)
-    assert not build.reuse.exists()
 
 
 def test_an_object_that_is_not_what_its_manifest_says_is_left_out(

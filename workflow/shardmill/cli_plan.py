@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,8 @@ def plan(
     settings = target(root, configfiles).settings
     run = plan_run(settings, Path())
     known = _known(run, mean_tokens, tokens_per_s)
-    summary = _summary(run, known, estimate(known))
+    reusable = _reusable(run)
+    summary = _summary(run, known, reusable, estimate(_to_be_asked(known, reusable)))
     if as_json:
         click.echo(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
         return
@@ -65,9 +66,23 @@ def _prompts_to_generate(run: Run) -> int | None:
         return 0
     counts = read_json(run.build.build_json).get("counts") if run.build.build_json.exists() else None
     if counts:
-        return sum(counts["prompts_by_shard"][shard] for shard in run.plan.generate)
+        return sum(int(counts["prompts_by_shard"][shard]) for shard in run.plan.generate)
     files = [run.build.prompts(shard) for shard in run.plan.generate]
     return sum(count_rows(file) for file in files) if all(file.exists() for file in files) else None
+
+
+def _reusable(run: Run) -> int | None:
+    """Prompts that older builds have answered already; None where that shows only when they are made."""
+    from shardmill.reuse.count import count_reusable
+
+    return count_reusable(run.settings, run.build, run.identity, run.plan.generate)
+
+
+def _to_be_asked(known: Known, reusable: int | None) -> Known:
+    """What a server has to do. An estimate without a count of what is reusable is one for the worst case."""
+    if known.prompts_to_generate is None:
+        return known
+    return replace(known, prompts_to_generate=known.prompts_to_generate - (reusable or 0))
 
 
 def _measured(build: BuildPaths, shards: tuple[str, ...]) -> dict[str, float]:
@@ -107,7 +122,7 @@ def _server_count(settings: Settings) -> int | None:
     return len(servers.gpus) if servers.engine == "sglang" else servers.count
 
 
-def _summary(run: Run, known: Known, costs: Estimate) -> dict[str, Any]:
+def _summary(run: Run, known: Known, reusable: int | None, costs: Estimate) -> dict[str, Any]:
     plan, s3 = run.plan, run.settings.s3
     finished = len(plan.shards) - len(plan.unfinished)
     return {
@@ -124,6 +139,7 @@ def _summary(run: Run, known: Known, costs: Estimate) -> dict[str, Any]:
             "publish_only": len(set(plan.publish) - set(plan.tokenize)),
         },
         "checks": plan.quality,
+        "reusable": reusable,
         "known": asdict(known),
         "estimate": asdict(costs),
         "missing": list(run.digests.missing),
@@ -149,7 +165,9 @@ def _lines(run: Run, summary: dict[str, Any]) -> list[str]:
         f"tokenize   {shards['tokenize_only']:>9,}   completions are here, training rows are not",
         f"publish    {shards['publish_only']:>9,}   no manifest yet, or not the right one",
         "",
-        f"prompts    {_number(known['prompts_to_generate'])} to answer",
+        f"prompts    {_number(known['prompts_to_generate'])}   without an answer in this build",
+        f"reusable   {_number(summary['reusable'])}   of them answered in older builds, right under these settings"
+        + (" (later turns show as they come)" if run.settings.prompts.turns == "regenerate" else ""),
         f"tokens     {_number(costs['tokens'])}   at {_number(known['mean_output_tokens']).strip()} an answer",
         f"{hours:<11}{_number(costs['server_hours'], 1)}   at {rate} tokens a second each",
         f"hours      {_number(costs['hours'], 1)}   on {_number(known['servers']).strip()} servers",

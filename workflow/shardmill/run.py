@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shlex
+import shutil
 import sys
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
@@ -65,6 +66,8 @@ class Run:
         return stale
 
     def succeeded(self) -> None:
+        # Rows of older builds are copied by now, and the next run looks for them anew.
+        shutil.rmtree(self.build.reuse, ignore_errors=True)
         if not self.build.quality_passed(self.plan.checks_key).exists():
             sys.stderr.write(f"What was asked for is done; build {self.build.name} as a whole is not complete yet.\n")
             return

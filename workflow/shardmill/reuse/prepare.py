@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import logging
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -62,11 +61,6 @@ def index_path(build: BuildPaths) -> Path:
 
 def _description(build: BuildPaths) -> Path:
     return build.reuse / "index.json"
-
-
-def forget_index(build: BuildPaths) -> None:
-    """Frees the space of the index and of what was downloaded for it, after a run that ended well."""
-    shutil.rmtree(build.reuse, ignore_errors=True)
 
 
 def _prepare(settings: Settings, build: BuildPaths, run: str, known: Index | None) -> Index:
