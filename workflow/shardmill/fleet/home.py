@@ -39,6 +39,11 @@ class Home:
         return self.root / "state.json"
 
     @property
+    def history(self) -> Path:
+        """What the servers' figures were, a line a minute (fleet/history.py)."""
+        return self.root / "history.jsonl"
+
+    @property
     def lock(self) -> Path:
         """Held by the fleet process for its life."""
         return self.root / "lock"

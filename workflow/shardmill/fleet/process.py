@@ -22,6 +22,7 @@ from shardmill.files import write_json
 from shardmill.fleet import state, wire
 from shardmill.fleet.endpoints import endpoints
 from shardmill.fleet.gpus import gpus
+from shardmill.fleet.history import History
 from shardmill.fleet.home import Home, user_folder
 from shardmill.fleet.jobs import Job, Runs
 from shardmill.fleet.member import Expectation, Member, Site, State
@@ -56,6 +57,7 @@ class FleetProcess:
         self._needed_at = time.monotonic()
         self._server_at = time.monotonic()
         self._over_at: float | None = None
+        self._history = History(home.history)
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -381,7 +383,9 @@ class FleetProcess:
 
     def _write_state(self) -> None:
         try:
-            write_json(self.home.state, self._state())
+            now = self._state()
+            write_json(self.home.state, now)
+            self._history.note(now)
         except OSError as error:  # a full disk: the next one may fit
             _log(f"{self.home.state} can't be written: {error.strerror}")
 

@@ -1,0 +1,262 @@
+"""Everything that `status` tells, gathered: from files alone, so that it is right while a run is at work and after."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from shardmill.files import read_json
+from shardmill.fleet import history, runlock
+from shardmill.fleet.gpus import Gpu
+from shardmill.fleet.home import Home
+from shardmill.paths import BuildPaths, shard_names
+from shardmill.settings import Settings
+from shardmill.status import outlook, servers, trends
+from shardmill.status.failures import ExampleCache, failed_of, failures
+from shardmill.status.model import DatasetUse, Fleet, Prompts, RunNow, Shards, Status, Store, Trend, Verdict
+from shardmill.status.rows import RowsCache, ShardRows, by_server, merge_bins, work
+from shardmill.status.shards import ManifestCache, ShardNow, Stage, look, read_plan
+from shardmill.store.manifest import root_key, uses_store
+
+_GOING = Stage.GENERATING
+_TREND_S = 24 * 3600.0  # of a fleet's history
+_SILENT_S = 120.0  # a fleet that has not written its state for so long hangs
+
+
+class Gatherer:
+    """Gathers again and again, and reads each finished shard once."""
+
+    def __init__(self, settings: Settings, build: BuildPaths) -> None:
+        self._settings = settings
+        self._build = build
+        self._rows = RowsCache()
+        self._manifests = ManifestCache()
+        self._examples = ExampleCache()
+
+    def gather(self) -> Status:
+        """Raises DataError for completions that can't be read."""
+        settings, build, now = self._settings, self._build, time.time()
+        facts = _facts(build)
+        run = _run(build)
+        names = shard_names(settings.prompts.shards)
+        shards = look(settings, build, names, self._manifests, run.at_work, now)
+        done = self._rows.read(build, names)
+        run = replace(run, last_sign=_last_sign(shards, done))
+        spans = [span for rows in done.values() for span in rows.spans]
+        home = servers.find_home(settings, build)
+        each = {name: work(listed) for name, listed in by_server(spans).items()}
+        total = work(spans)
+        fleet = servers.describe(settings, home, servers.read_state(home), each, total)
+        prompts = _prompts(shards, done, facts.get("counts") or {})
+        pace = outlook.pace(shards, spans, each)
+        seen: dict[int, Gpu] = {} if any(s.gpu is not None for s in fleet.servers) else servers.local_gpus()
+        stages = _shards(build, shards)
+        moving = _trends(home, run, now, done)
+        return Status(
+            build=build.name,
+            root=str(build.root),
+            model=settings.model.name,
+            taken=now,
+            run=run,
+            shards=stages,
+            prompts=prompts,
+            pace=pace,
+            outlook=outlook.outlook(settings, shards, done, prompts, pace, fleet, run.at_work, now),
+            fleet=fleet,
+            other_gpus=servers.other_gpus(fleet, seen),
+            store=_store(settings, build, shards),
+            dataset=_dataset(settings, facts.get("counts") or {}, prompts),
+            verdict=_verdict(build),
+            failures=failures(build, shards, done, self._examples),
+            faults=_faults(shards),
+            trends=moving,
+            warnings=(*_warnings(run, fleet, stages, now), *(trend.warning for trend in moving if trend.warning)),
+        )
+
+
+def gather(settings: Settings, build: BuildPaths) -> Status:
+    """One look. See Gatherer for many."""
+    return Gatherer(settings, build).gather()
+
+
+def _facts(build: BuildPaths) -> dict[str, Any]:
+    """build.json; nothing where the run has not written it yet."""
+    facts: dict[str, Any] = read_json(build.build_json) if build.build_json.exists() else {}
+    return facts
+
+
+def _run(build: BuildPaths) -> RunNow:
+    """Who holds the build's lock, or who did so last: the file keeps the words of its last holder."""
+    holder = runlock.holder(build.lock)
+    who = holder if holder is not None else _last_holder(build)
+    started = who.get("started")
+    return RunNow(
+        at_work=holder is not None,
+        command=who.get("command"),
+        pid=who.get("pid"),
+        host=who.get("host"),
+        user=who.get("user"),
+        started=datetime.fromisoformat(started).timestamp() if started else None,
+        last_sign=None,
+    )
+
+
+def _last_holder(build: BuildPaths) -> dict[str, Any]:
+    try:
+        who: dict[str, Any] = read_json(build.lock)
+    except (FileNotFoundError, orjson.JSONDecodeError):
+        return {}
+    return who
+
+
+def _last_sign(shards: Sequence[ShardNow], done: Mapping[str, ShardRows]) -> float | None:
+    written = [shard.progress["updated_at"] for shard in shards if shard.progress is not None]
+    answered = [span.end for rows in done.values() for span in rows.spans]
+    return max([*written, *answered], default=None)
+
+
+def _shards(build: BuildPaths, shards: Sequence[ShardNow]) -> Shards:
+    stages = Counter(shard.stage for shard in shards)
+    plan = read_plan(build)
+    to_restore = set(plan.restore) if plan is not None else set()
+    return Shards(
+        all=len(shards),
+        published=stages[Stage.PUBLISHED],
+        answered=stages[Stage.ANSWERED],
+        generating=stages[Stage.GENERATING],
+        begun=stages[Stage.BEGUN],
+        waiting=stages[Stage.WAITING],
+        restored=sum(1 for shard in shards if shard.stage is Stage.PUBLISHED and shard.name in to_restore),
+        to_restore=len(to_restore),
+    )
+
+
+def _prompts(shards: Sequence[ShardNow], done: Mapping[str, ShardRows], counts: Mapping[str, Any]) -> Prompts:
+    rows = list(done.values())
+    jobs = [shard.progress for shard in shards if shard.name not in done and shard.stage in (_GOING, Stage.BEGUN)]
+    going = [job for job in jobs if job is not None]
+    ok = sum(item.ok for item in rows)
+    tokens = sum(item.tokens for item in rows)
+    cut = sum(item.cut for item in rows)
+    prompt_tokens = sum(item.prompt_tokens for item in rows)
+    failed = sum(sum(failed_of(shard, done).values()) for shard in shards)
+    not_reached = sum(job["not_reached"] for job in going) + _not_reached(done, counts.get("prompts_by_shard") or {})
+    all_ok = ok + sum(job["ok"] for job in going)
+    all_tokens = tokens + sum(job["tokens"] for job in going)
+    total = counts.get("prompts")
+    if total is None and len(done) == len(shards):
+        total = all_ok + failed  # restored whole: what it has is all there is
+    return Prompts(
+        all=total,
+        ok=all_ok,
+        failed=failed,
+        not_reached=not_reached,
+        reused=sum(item.reused for item in rows) + sum(job["reused"] for job in going),
+        in_flight=sum(shard.progress["in_flight"] for shard in shards if shard.progress and shard.stage is _GOING),
+        left=None if total is None else max(0, total - all_ok - failed - not_reached),
+        cut_share=cut / ok if ok else None,
+        tokens=all_tokens,
+        mean_tokens=all_tokens / all_ok if all_ok else None,
+        mean_prompt_tokens=prompt_tokens / ok if ok else None,
+    )
+
+
+def _not_reached(done: Mapping[str, ShardRows], by_shard: Mapping[str, int]) -> int:
+    """Turns after a failed one have no row: what a finished shard's rows fall short of its prompts."""
+    return sum(max(0, by_shard[name] - rows.rows) for name, rows in done.items() if name in by_shard)
+
+
+def _store(settings: Settings, build: BuildPaths, shards: Sequence[ShardNow]) -> Store:
+    s3 = settings.s3
+    where = f"s3://{s3.bucket}/{root_key(s3, build.name)}" if s3.bucket is not None else None
+    used = uses_store(s3)
+    published = [shard.manifest for shard in shards if shard.manifest is not None] if used else []
+    size = sum(item.size for manifest in published for item in manifest.objects)
+    behind = [shard for shard in shards if shard.stage is Stage.ANSWERED] if used else []
+    price = settings.cost.usd_per_gb_month
+    return Store(
+        where=where,
+        offline=s3.offline,
+        published_shards=len(published),
+        published_bytes=size,
+        behind_shards=len(behind),
+        behind_bytes=sum(shard.bytes_here for shard in behind),
+        last_published=max(
+            (datetime.fromisoformat(manifest.created_at).timestamp() for manifest in published), default=None
+        ),
+        usd_per_month=None if price is None else size / 1e9 * price,
+    )
+
+
+def _dataset(settings: Settings, counts: Mapping[str, Any], prompts: Prompts) -> DatasetUse:
+    return DatasetUse(
+        records=counts.get("records"),
+        joined=counts.get("joined"),
+        duplicates=counts.get("duplicates"),
+        beyond_limit=counts.get("beyond_limit"),
+        rejected=counts.get("rejected"),
+        rejected_by_reason=dict(counts.get("rejected_by_reason") or {}),
+        conversations=counts.get("conversations"),
+        prompts=prompts.all,
+        turns=settings.prompts.turns,
+        answered_share=prompts.ok / prompts.all if prompts.all else None,
+    )
+
+
+def _verdict(build: BuildPaths) -> Verdict:
+    pilot, whole = _report(build.pilot_report), _report(build.quality_report)
+    latest = whole or pilot or {"checks": []}
+    return Verdict(
+        pilot=pilot["passed"] if pilot else None,
+        build=whole["passed"] if whole else None,
+        failed_checks=tuple(check["name"] for check in latest["checks"] if check["passed"] is False),
+    )
+
+
+def _report(path: Path) -> dict[str, Any] | None:
+    try:
+        report: dict[str, Any] = read_json(path)
+    except (FileNotFoundError, orjson.JSONDecodeError):
+        return None
+    return report
+
+
+def _faults(shards: Sequence[ShardNow]) -> dict[str, int]:
+    faults: Counter[str] = Counter()
+    for shard in shards:
+        faults.update(shard.progress["faults"] if shard.progress is not None else {})
+    return dict(faults.most_common())
+
+
+def _trends(home: Home, run: RunNow, now: float, done: Mapping[str, ShardRows]) -> tuple[Trend, ...]:
+    """Of the run at work, or the last one; a day of it at most."""
+    until = now if run.at_work or run.last_sign is None else run.last_sign + history.EVERY_S
+    samples = history.read(home.history, max(until - _TREND_S, run.started or 0.0))
+    found = trends.from_history([sample for sample in samples if sample["at"] <= until])
+    return tuple(found or trends.from_bins(merge_bins(done.values())))
+
+
+def _warnings(run: RunNow, fleet: Fleet, shards: Shards, now: float) -> list[str]:
+    warnings = list(fleet.warnings)
+    if run.at_work and shards.generating and not fleet.alive:
+        warnings.append("jobs are generating, and no fleet of servers is at work on this machine")
+    if fleet.alive and fleet.seen is not None and now - fleet.seen > _SILENT_S:
+        warnings.append(f"the fleet has not written its state for {now - fleet.seen:.0f} s: look into its log")
+    if fleet.mtp == "useless":
+        warnings.append(f"MTP is on and nearly every draft is refused: accept length {fleet.accept_length:.2f}")
+    for server in fleet.servers:
+        if server.state in ("refused", "failed"):
+            warnings.append(f"{server.name} is {server.state}: {server.why}")
+        if server.cap_reason is not None:
+            warnings.append(
+                f"{server.name} runs {server.effective_cap} of {server.requested_cap} requests at once: "
+                f"{server.cap_reason}"
+            )
+    return warnings

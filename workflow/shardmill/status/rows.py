@@ -1,0 +1,220 @@
+"""What the finished shards' completions say, read once a shard and from narrow columns alone."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from shardmill.catalog import connect
+from shardmill.errors import DataError
+from shardmill.paths import BuildPaths
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import duckdb
+
+BIN_S = 300  # of the curves over time
+# A server that finishes nothing for so long was not at work (the build was stopped): longer than an answer may take is
+# told by the answer's own latency.
+_PAUSE_S = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A time in which a server answered prompts of one shard, from the first request to the last answer."""
+
+    server: str
+    start: float
+    end: float
+    rows: int
+    tokens: int
+    accept_sum: float  # of accept length times tokens
+    accept_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """What a server finished of one shard in BIN_S seconds that begin at `at`."""
+
+    server: str
+    at: float
+    tokens: int
+    accept_sum: float
+    accept_tokens: int
+
+
+@dataclass(slots=True)
+class ShardRows:
+    """Totals of one shard's completions. Spans and bins leave reused rows out: nobody waited for them."""
+
+    rows: int = 0
+    ok: int = 0
+    reused: int = 0
+    cut: int = 0
+    tokens: int = 0
+    prompt_tokens: int = 0
+    failed: dict[str, int] = field(default_factory=dict)
+    spans: list[Span] = field(default_factory=list)
+    bins: list[Bin] = field(default_factory=list)
+
+
+class RowsCache:
+    """Shards already read, by the size and time of their file: the next look reads only what is new."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[tuple[int, int], ShardRows]] = {}
+
+    def read(self, build: BuildPaths, shards: Iterable[str]) -> dict[str, ShardRows]:
+        """Of those `shards` whose completions are here. Raises DataError for a file that can't be read."""
+        stamps: dict[str, tuple[int, int]] = {}
+        for shard in shards:
+            try:
+                status = build.completions(shard).stat()
+            except FileNotFoundError:
+                continue
+            stamps[shard] = (status.st_mtime_ns, status.st_size)
+        known = {shard: entry for shard, entry in self._known.items() if stamps.get(shard) == entry[0]}
+        new = [shard for shard in stamps if shard not in known]
+        if new:
+            for shard, rows in _read(build, new).items():
+                known[shard] = (stamps[shard], rows)
+        self._known = known
+        return {shard: rows for shard, (_, rows) in known.items()}
+
+
+def _read(build: BuildPaths, shards: list[str]) -> dict[str, ShardRows]:
+    import duckdb
+
+    found = {shard: ShardRows() for shard in shards}
+    try:
+        with connect(build, shards) as connection:
+            _narrow(connection)
+            _totals(connection, found)
+            _times(connection, found)
+    except duckdb.Error as error:
+        line = " ".join(str(error).split())[:300]
+        raise DataError(
+            f"Completions in {build.root} cannot be read ({line}): "
+            f"if it is not gone by a second look, take that shard out with `shardmill discard`."
+        ) from None
+    return found
+
+
+def _narrow(connection: duckdb.DuckDBPyConnection) -> None:
+    connection.execute("SET preserve_insertion_order = false")
+    connection.execute(
+        """
+        CREATE TEMP TABLE narrow AS
+        SELECT shard, status = 'ok' AS ok, reason, finish_reason = 'length' AS cut, prompt_tokens,
+            completion_tokens AS tokens, accept_length, server, epoch(finished_at) AS finished,
+            coalesce(latency_s, 0) AS latency, reused_from IS NOT NULL AS reused
+        FROM completions
+        """
+    )
+
+
+def _totals(connection: duckdb.DuckDBPyConnection, found: dict[str, ShardRows]) -> None:
+    totals = connection.execute(
+        """
+        SELECT shard, count(*), count(*) FILTER (ok), count(*) FILTER (reused), count(*) FILTER (ok AND cut),
+            coalesce(sum(tokens) FILTER (ok), 0), coalesce(sum(prompt_tokens) FILTER (ok), 0)
+        FROM narrow GROUP BY shard
+        """
+    ).fetchall()
+    for shard, *values in totals:
+        into = found[shard]
+        into.rows, into.ok, into.reused, into.cut, into.tokens, into.prompt_tokens = (int(value) for value in values)
+    failed = "SELECT shard, reason, count(*) FROM narrow WHERE NOT ok GROUP BY shard, reason ORDER BY shard, reason"
+    for shard, reason, count in connection.execute(failed).fetchall():
+        found[shard].failed[str(reason)] = count
+
+
+def _times(connection: duckdb.DuckDBPyConnection, found: dict[str, ShardRows]) -> None:
+    spans = connection.execute(
+        f"""
+        WITH gaps AS (
+            SELECT *, finished - latency - lag(finished) OVER turn > {_PAUSE_S} AS begins
+            FROM narrow WHERE server IS NOT NULL AND NOT reused AND finished IS NOT NULL
+            WINDOW turn AS (PARTITION BY shard, server ORDER BY finished)
+        ), numbered AS (
+            SELECT *, sum(coalesce(begins, false)::INTEGER)
+                OVER (PARTITION BY shard, server ORDER BY finished ROWS UNBOUNDED PRECEDING) AS span
+            FROM gaps
+        )
+        SELECT shard, server, min(finished - latency), max(finished), count(*), sum(tokens),
+            coalesce(sum(accept_length * tokens), 0), coalesce(sum(tokens) FILTER (accept_length IS NOT NULL), 0)
+        FROM numbered GROUP BY shard, server, span
+        """
+    ).fetchall()
+    for shard, *values in spans:
+        found[shard].spans.append(Span(*values))
+    bins = connection.execute(
+        f"""
+        SELECT shard, server, floor(finished / {BIN_S}) * {BIN_S}, sum(tokens),
+            coalesce(sum(accept_length * tokens), 0), coalesce(sum(tokens) FILTER (accept_length IS NOT NULL), 0)
+        FROM narrow WHERE ok AND server IS NOT NULL AND NOT reused AND finished IS NOT NULL GROUP BY ALL
+        """
+    ).fetchall()
+    for shard, *values in bins:
+        found[shard].bins.append(Bin(*values))
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a server, or all of them, did: rows and tokens in `busy_s` seconds of answering, pauses left out."""
+
+    rows: int
+    tokens: int
+    busy_s: float
+    accept_length: float | None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        return self.tokens / self.busy_s if self.busy_s > 0 else None
+
+    @property
+    def rows_per_s(self) -> float | None:
+        return self.rows / self.busy_s if self.busy_s > 0 else None
+
+
+def work(spans: Iterable[Span]) -> Work:
+    """`busy_s` is the length of the spans' union: a server is at several shards at once."""
+    listed = list(spans)
+    accept_tokens = sum(span.accept_tokens for span in listed)
+    return Work(
+        rows=sum(span.rows for span in listed),
+        tokens=sum(span.tokens for span in listed),
+        busy_s=union_length((span.start, span.end) for span in listed),
+        accept_length=sum(span.accept_sum for span in listed) / accept_tokens if accept_tokens else None,
+    )
+
+
+def by_server(spans: Iterable[Span]) -> dict[str, list[Span]]:
+    grouped: dict[str, list[Span]] = defaultdict(list)
+    for span in spans:
+        grouped[span.server].append(span)
+    return dict(grouped)
+
+
+def union_length(intervals: Iterable[tuple[float, float]]) -> float:
+    """Length of what the intervals cover together."""
+    covered, reached = 0.0, float("-inf")
+    for start, end in sorted(intervals):
+        if end > reached:
+            covered += end - max(start, reached)
+            reached = end
+    return covered
+
+
+def merge_bins(rows: Iterable[ShardRows]) -> dict[str, dict[float, list[float]]]:
+    """Server -> bin's start -> [tokens, accept_sum, accept_tokens] over all shards."""
+    merged: dict[str, dict[float, list[Any]]] = defaultdict(dict)
+    for shard in rows:
+        for item in shard.bins:
+            sums = merged[item.server].setdefault(item.at, [0, 0.0, 0])
+            sums[0] += item.tokens
+            sums[1] += item.accept_sum
+            sums[2] += item.accept_tokens
+    return dict(merged)
