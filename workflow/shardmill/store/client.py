@@ -18,10 +18,11 @@ from uuid import uuid4
 import boto3
 from botocore import exceptions as boto
 from botocore.config import Config
+from botocore.parsers import ResponseParserError
 
 from shardmill.errors import SettingsError
 from shardmill.settings import S3, Settings
-from shardmill.store.faults import Target, code_of, is_absent, status_of, translate
+from shardmill.store.faults import Target, code_of, is_absent, not_a_store, status_of, translate
 
 if TYPE_CHECKING:
     from botocore.response import StreamingBody
@@ -162,6 +163,9 @@ class Store:
         """Every object under `prefix`, page by page. Never ends early: a page that fails raises."""
         with self.asking("ListObjectsV2", prefix):
             for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix):
+                if "IsTruncated" not in page:
+                    # A web page answered with 200: taken for a listing, it would be an empty one.
+                    raise not_a_store(self._target("ListObjectsV2", prefix))
                 for entry in page.get("Contents", ()):
                     yield Listed(entry["Key"], entry["Size"], entry["LastModified"])
 
@@ -244,7 +248,7 @@ class Store:
         """Turns whatever botocore raises inside into a StoreError about `key`."""
         try:
             yield
-        except (boto.BotoCoreError, boto.ClientError) as error:
+        except (boto.BotoCoreError, boto.ClientError, ResponseParserError) as error:
             raise translate(error, self._target(operation, key)) from None
 
     def _target(self, operation: str, key: str) -> Target:

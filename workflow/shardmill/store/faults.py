@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from botocore import exceptions as boto
+from botocore.parsers import ResponseParserError
 
 from shardmill.errors import StoreError
 
@@ -98,9 +99,19 @@ def _sentence(error: Exception, target: Target) -> str:
         )
     if isinstance(error, boto.ParamValidationError | boto.InvalidRegionError):
         return f"Bucket or region is no valid name ({target.url}, region {target.region}): mend s3 in the config."
+    if isinstance(error, ResponseParserError):
+        return str(not_a_store(target))
     return (
-        f"{target.operation} of {target.url} at {target.host} failed with {type(error).__name__}: check that "
-        f"s3.endpoint_url is an S3-compatible store."
+        f"{target.operation} of {target.url} at {target.host} failed with {type(error).__name__}: check s3 in the "
+        f"config, and AWS_PROFILE and ~/.aws if you use them."
+    )
+
+
+def not_a_store(target: Target) -> StoreError:
+    """For an answer that is no S3 answer, such as a web page."""
+    return StoreError(
+        f"{target.host} does not answer as an S3 store does ({target.operation} of {target.url}): check "
+        f"s3.endpoint_url."
     )
 
 
@@ -124,8 +135,8 @@ def _answer(error: boto.ClientError, target: Target) -> str:
             f"The store at {target.host} does not accept the credentials for the bucket {target.bucket} ({said}): "
             f"check the access key, its secret and, where there is one, its session token."
         )
-    if code in _OTHER_REGION or status == 301:
-        region = headers.get("x-amz-bucket-region") or error.response.get("Error", {}).get("Region")
+    region = headers.get("x-amz-bucket-region") or error.response.get("Error", {}).get("Region")
+    if code in _OTHER_REGION or status == 301 or (code == "400" and region not in (None, target.region)):
         return (
             f"The bucket {target.bucket} is in the region {region or '(not told)'}, but {target.host} was asked as "
             f"{target.region} ({said}): set s3.region{f' to {region}' if region else ' to the right one'}."
