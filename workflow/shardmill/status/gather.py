@@ -16,13 +16,13 @@ from shardmill.files import read_json
 from shardmill.fleet import history, runlock
 from shardmill.fleet.gpus import Gpu
 from shardmill.fleet.home import Home
-from shardmill.paths import BuildPaths, shard_names
+from shardmill.paths import BuildPaths
 from shardmill.settings import Settings
 from shardmill.status import outlook, servers, trends
 from shardmill.status.failures import ExampleCache, failed_of, failures
 from shardmill.status.model import DatasetUse, Fleet, Prompts, RunNow, Shards, Status, Store, Trend, Verdict
-from shardmill.status.rows import RowsCache, ShardRows, by_server, merge_bins, work
-from shardmill.status.shards import ManifestCache, ShardNow, Stage, look, read_plan
+from shardmill.status.rows import RowsCache, ShardRows, Span, by_server, curves, work
+from shardmill.status.shards import Here, ManifestCache, ShardNow, Stage, look, read_plan
 from shardmill.store.manifest import root_key, uses_store
 
 _GOING = Stage.GENERATING
@@ -45,9 +45,10 @@ class Gatherer:
         settings, build, now = self._settings, self._build, time.time()
         facts = _facts(build)
         run = _run(build)
-        names = shard_names(settings.prompts.shards)
-        shards = look(settings, build, names, self._manifests, run.at_work, now)
-        done = self._rows.read(build, names)
+        here = Here.of(build)
+        shards = look(settings, build, here, self._manifests, run.at_work, now)
+        names = {shard.name for shard in shards}
+        done = self._rows.read(build, {name: stamp for name, stamp in here.completions.items() if name in names})
         run = replace(run, last_sign=_last_sign(shards, done))
         spans = [span for rows in done.values() for span in rows.spans]
         home = servers.find_home(settings, build)
@@ -58,7 +59,7 @@ class Gatherer:
         pace = outlook.pace(shards, spans, each)
         seen: dict[int, Gpu] = {} if any(s.gpu is not None for s in fleet.servers) else servers.local_gpus()
         stages = _shards(build, shards)
-        moving = _trends(home, run, now, done)
+        moving = _trends(home, run, now, spans)
         return Status(
             build=build.name,
             root=str(build.root),
@@ -235,12 +236,12 @@ def _faults(shards: Sequence[ShardNow]) -> dict[str, int]:
     return dict(faults.most_common())
 
 
-def _trends(home: Home, run: RunNow, now: float, done: Mapping[str, ShardRows]) -> tuple[Trend, ...]:
+def _trends(home: Home, run: RunNow, now: float, spans: Sequence[Span]) -> tuple[Trend, ...]:
     """Of the run at work, or the last one; a day of it at most."""
     until = now if run.at_work or run.last_sign is None else run.last_sign + history.EVERY_S
     samples = history.read(home.history, max(until - _TREND_S, run.started or 0.0))
     found = trends.from_history([sample for sample in samples if sample["at"] <= until])
-    return tuple(found or trends.from_bins(merge_bins(done.values())))
+    return tuple(found or trends.from_rows(curves(spans)))
 
 
 def _warnings(run: RunNow, fleet: Fleet, shards: Shards, now: float) -> list[str]:
@@ -254,9 +255,14 @@ def _warnings(run: RunNow, fleet: Fleet, shards: Shards, now: float) -> list[str
     for server in fleet.servers:
         if server.state in ("refused", "failed"):
             warnings.append(f"{server.name} is {server.state}: {server.why}")
+    return [*warnings, *_capped(fleet)]
+
+
+def _capped(fleet: Fleet) -> list[str]:
+    """Servers that run fewer requests at once than asked for, one sentence for all that do so for the same reason."""
+    alike: dict[str, list[str]] = {}
+    for server in fleet.servers:
         if server.cap_reason is not None:
-            warnings.append(
-                f"{server.name} runs {server.effective_cap} of {server.requested_cap} requests at once: "
-                f"{server.cap_reason}"
-            )
-    return warnings
+            why = f"{server.effective_cap} of {server.requested_cap} requests at once: {server.cap_reason}"
+            alike.setdefault(why, []).append(server.name)
+    return [f"{', '.join(names)} run{'s' if len(names) == 1 else ''} {why}" for why, names in alike.items()]

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardmill.catalog import connect
 from shardmill.errors import DataError
 from shardmill.paths import BuildPaths
+from shardmill.status.shards import Stamp
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     import duckdb
 
 BIN_S = 300  # of the curves over time
-# A server that finishes nothing for so long was not at work (the build was stopped): longer than an answer may take is
-# told by the answer's own latency.
-_PAUSE_S = 300
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A time in which a server answered prompts of one shard, from the first request to the last answer."""
+    """What a server finished of one shard in BIN_S seconds, from its first request to its last answer."""
 
     server: str
     start: float
@@ -33,21 +31,15 @@ class Span:
     accept_sum: float  # of accept length times tokens
     accept_tokens: int
 
-
-@dataclass(frozen=True, slots=True)
-class Bin:
-    """What a server finished of one shard in BIN_S seconds that begin at `at`."""
-
-    server: str
-    at: float
-    tokens: int
-    accept_sum: float
-    accept_tokens: int
+    @property
+    def at(self) -> float:
+        """Where the bin begins."""
+        return self.end // BIN_S * BIN_S
 
 
 @dataclass(slots=True)
 class ShardRows:
-    """Totals of one shard's completions. Spans and bins leave reused rows out: nobody waited for them."""
+    """Totals of one shard's completions. Spans leave reused rows out: nobody waited for them."""
 
     rows: int = 0
     ok: int = 0
@@ -57,24 +49,16 @@ class ShardRows:
     prompt_tokens: int = 0
     failed: dict[str, int] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
-    bins: list[Bin] = field(default_factory=list)
 
 
 class RowsCache:
     """Shards already read, by the size and time of their file: the next look reads only what is new."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[tuple[int, int], ShardRows]] = {}
+        self._known: dict[str, tuple[Stamp, ShardRows]] = {}
 
-    def read(self, build: BuildPaths, shards: Iterable[str]) -> dict[str, ShardRows]:
-        """Of those `shards` whose completions are here. Raises DataError for a file that can't be read."""
-        stamps: dict[str, tuple[int, int]] = {}
-        for shard in shards:
-            try:
-                status = build.completions(shard).stat()
-            except FileNotFoundError:
-                continue
-            stamps[shard] = (status.st_mtime_ns, status.st_size)
+    def read(self, build: BuildPaths, stamps: Mapping[str, Stamp]) -> dict[str, ShardRows]:
+        """`stamps`: the shards whose completions are here. Raises DataError for a file that can't be read."""
         known = {shard: entry for shard, entry in self._known.items() if stamps.get(shard) == entry[0]}
         new = [shard for shard in stamps if shard not in known]
         if new:
@@ -134,31 +118,14 @@ def _totals(connection: duckdb.DuckDBPyConnection, found: dict[str, ShardRows]) 
 def _times(connection: duckdb.DuckDBPyConnection, found: dict[str, ShardRows]) -> None:
     spans = connection.execute(
         f"""
-        WITH gaps AS (
-            SELECT *, finished - latency - lag(finished) OVER turn > {_PAUSE_S} AS begins
-            FROM narrow WHERE server IS NOT NULL AND NOT reused AND finished IS NOT NULL
-            WINDOW turn AS (PARTITION BY shard, server ORDER BY finished)
-        ), numbered AS (
-            SELECT *, sum(coalesce(begins, false)::INTEGER)
-                OVER (PARTITION BY shard, server ORDER BY finished ROWS UNBOUNDED PRECEDING) AS span
-            FROM gaps
-        )
         SELECT shard, server, min(finished - latency), max(finished), count(*), sum(tokens),
             coalesce(sum(accept_length * tokens), 0), coalesce(sum(tokens) FILTER (accept_length IS NOT NULL), 0)
-        FROM numbered GROUP BY shard, server, span
+        FROM narrow WHERE server IS NOT NULL AND NOT reused AND finished IS NOT NULL
+        GROUP BY shard, server, floor(finished / {BIN_S})
         """
     ).fetchall()
     for shard, *values in spans:
         found[shard].spans.append(Span(*values))
-    bins = connection.execute(
-        f"""
-        SELECT shard, server, floor(finished / {BIN_S}) * {BIN_S}, sum(tokens),
-            coalesce(sum(accept_length * tokens), 0), coalesce(sum(tokens) FILTER (accept_length IS NOT NULL), 0)
-        FROM narrow WHERE ok AND server IS NOT NULL AND NOT reused AND finished IS NOT NULL GROUP BY ALL
-        """
-    ).fetchall()
-    for shard, *values in bins:
-        found[shard].bins.append(Bin(*values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,13 +175,9 @@ def union_length(intervals: Iterable[tuple[float, float]]) -> float:
     return covered
 
 
-def merge_bins(rows: Iterable[ShardRows]) -> dict[str, dict[float, list[float]]]:
-    """Server -> bin's start -> [tokens, accept_sum, accept_tokens] over all shards."""
-    merged: dict[str, dict[float, list[Any]]] = defaultdict(dict)
-    for shard in rows:
-        for item in shard.bins:
-            sums = merged[item.server].setdefault(item.at, [0, 0.0, 0])
-            sums[0] += item.tokens
-            sums[1] += item.accept_sum
-            sums[2] += item.accept_tokens
-    return dict(merged)
+def curves(spans: Iterable[Span]) -> dict[str, dict[float, Work]]:
+    """Server -> where a bin begins -> what the server finished in it, of all shards together."""
+    bins: dict[str, dict[float, list[Span]]] = defaultdict(lambda: defaultdict(list))
+    for span in spans:
+        bins[span.server][span.at].append(span)
+    return {server: {at: work(listed) for at, listed in found.items()} for server, found in bins.items()}

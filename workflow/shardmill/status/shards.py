@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import orjson
 
 from shardmill.errors import DataError
 from shardmill.files import read_json
-from shardmill.paths import BuildPaths
+from shardmill.paths import BuildPaths, shard_names
 from shardmill.plan import Plan
 from shardmill.settings import Settings
 from shardmill.store.manifest import Manifest, read_manifest, root_key, uses_store
 
 # A job writes its progress every 5 s. One that is silent for so long is gone, whatever it wrote last.
 SILENT_S = 60.0
+
+Stamp = tuple[int, int]  # a file's time (ns) and size
+_NONE = (0, 0)
 
 
 class Stage(Enum):
@@ -40,30 +45,40 @@ class ManifestCache:
     """Manifests already read, by the file's time and size."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[tuple[int, int], Manifest | None]] = {}
+        self._known: dict[str, tuple[Stamp, Manifest | None]] = {}
 
-    def read(self, build: BuildPaths, shard: str) -> Manifest | None:
-        """None where there is none, or where it is damaged (the next run writes it anew)."""
-        try:
-            status = build.manifest(shard).stat()
-            stamp = (status.st_mtime_ns, status.st_size)
-            entry = self._known.get(shard)
-            if entry is None or entry[0] != stamp:
-                entry = (stamp, _manifest(build, shard))
-                self._known[shard] = entry
-        except FileNotFoundError:
-            self._known.pop(shard, None)
-            return None
+    def read(self, build: BuildPaths, shard: str, stamp: Stamp) -> Manifest | None:
+        """None where it is damaged (the next run writes it anew)."""
+        entry = self._known.get(shard)
+        if entry is None or entry[0] != stamp:
+            entry = (stamp, _manifest(build, shard))
+            self._known[shard] = entry
         return entry[1]
 
 
+@dataclass(frozen=True, slots=True)
+class Here:
+    """Which of a build's files are here, by shard: one listing a folder, however many shards there are."""
+
+    completions: dict[str, Stamp]
+    tokens: dict[str, Stamp]
+    manifests: dict[str, Stamp]
+    progress: dict[str, Stamp]
+    journals: dict[str, Stamp]
+
+    @classmethod
+    def of(cls, build: BuildPaths) -> Here:
+        kinds = [build.root / kind for kind in ("completions", "tokens", "manifests")]
+        return cls(*(_listing(folder) for folder in (*kinds, build.run / "progress", build.run / "journals")))
+
+
 def look(
-    settings: Settings, build: BuildPaths, shards: list[str], manifests: ManifestCache, at_work: bool, now: float
+    settings: Settings, build: BuildPaths, here: Here, manifests: ManifestCache, at_work: bool, now: float
 ) -> list[ShardNow]:
-    """`at_work`: a run holds the build's lock, so that its jobs may be at work too."""
+    """Every shard of the build. `at_work`: a run holds the build's lock, so that its jobs may be at work too."""
     root = root_key(settings.s3, build.name) if uses_store(settings.s3) else None
-    there = {path.stem for path in (build.run / "progress").glob("*.json")}
-    return [_look(build, shard, manifests, root, shard in there, at_work, now) for shard in shards]
+    names = shard_names(settings.prompts.shards)
+    return [_look(build, shard, here, manifests, root, at_work, now) for shard in names]
 
 
 def read_plan(build: BuildPaths) -> Plan | None:
@@ -75,23 +90,22 @@ def read_plan(build: BuildPaths) -> Plan | None:
 
 
 def _look(
-    build: BuildPaths, shard: str, manifests: ManifestCache, root: str | None, begun: bool, at_work: bool, now: float
+    build: BuildPaths, shard: str, here: Here, manifests: ManifestCache, root: str | None, at_work: bool, now: float
 ) -> ShardNow:
-    progress = _progress(build, shard) if begun else None
-    completions, tokens = _size(build, "completions", shard), _size(build, "tokens", shard)
-    size = (completions or 0) + (tokens or 0)
-    if completions is None:
+    progress = _progress(build, shard) if shard in here.progress else None
+    sizes = {"completions": here.completions.get(shard, _NONE)[1], "tokens": here.tokens.get(shard, _NONE)[1]}
+    size = sum(sizes.values())
+    if shard not in here.completions:
         running = progress is not None and progress["state"] == "running" and now - progress["updated_at"] < SILENT_S
         if running and at_work:
             stage = Stage.GENERATING
         else:
-            stage = Stage.BEGUN if build.journal(shard).exists() else Stage.WAITING
+            stage = Stage.BEGUN if shard in here.journals else Stage.WAITING
         return ShardNow(shard, stage, progress, None, size)
-    manifest = manifests.read(build, shard)
+    manifest = manifests.read(build, shard, here.manifests[shard]) if shard in here.manifests else None
     if manifest is not None:
-        sizes = {item.kind: item.size for item in manifest.objects}
         published = root is None or all((item.key or "").startswith(root) for item in manifest.objects)
-        if not published or sizes != {"completions": completions, "tokens": tokens}:
+        if not published or sizes != {item.kind: item.size for item in manifest.objects}:
             manifest = None
     return ShardNow(shard, Stage.ANSWERED if manifest is None else Stage.PUBLISHED, progress, manifest, size)
 
@@ -104,15 +118,26 @@ def _progress(build: BuildPaths, shard: str) -> dict[str, Any] | None:
     return progress
 
 
-def _size(build: BuildPaths, kind: str, shard: str) -> int | None:
+def _listing(folder: Path) -> dict[str, Stamp]:
+    """By the name up to its first dot; half-written files, which begin with one, left out."""
+    found: dict[str, Stamp] = {}
     try:
-        return (build.root / kind / f"{shard}.parquet").stat().st_size
+        entries = list(os.scandir(folder))
     except FileNotFoundError:
-        return None
+        return found
+    for entry in entries:
+        name = entry.name.partition(".")[0]
+        if name:
+            try:
+                status = entry.stat()
+            except FileNotFoundError:  # it went between the two
+                continue
+            found[name] = (status.st_mtime_ns, status.st_size)
+    return found
 
 
 def _manifest(build: BuildPaths, shard: str) -> Manifest | None:
     try:
         return read_manifest(build, shard)
-    except DataError:
+    except (DataError, FileNotFoundError):
         return None

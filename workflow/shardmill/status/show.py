@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from rich.console import Console, Group, RenderableType
+from rich.measure import Measurement
 from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -28,7 +29,7 @@ def render(status: Status, out: Console) -> RenderableType:
     else:
         parts = [Text(f"{name:<9}{value}") for name, value in lines]
     if status.fleet.servers:
-        parts += [Text(), _servers(status.fleet.servers)]
+        parts += [part for table in _servers(status.fleet.servers, out) for part in (Text(), table)]
     if status.other_gpus:
         parts += [Text(), Text("\n".join(_gpu_lines(status)))]
     parts += [Text(), _estimates(status)]
@@ -221,34 +222,42 @@ def _checks(status: Status) -> str:
     return f"pilot {words[verdict.pilot]}, build {words[verdict.build]}{failed}"
 
 
-def _servers(servers: tuple[Server, ...]) -> Table:
+def _servers(servers: tuple[Server, ...], out: Console) -> list[Table]:
+    """One table, or two where it doesn't fit. A column in which no server has anything is left out."""
+    columns = [
+        ("running", [_number(server.running) for server in servers]),
+        ("queued", [_number(server.queued) for server in servers]),
+        ("at once", [_at_once(server) for server in servers]),
+        ("KV", [_share(server.kv_use) for server in servers]),
+        ("Mamba", [_share(server.mamba_use) for server in servers]),
+        ("memory", [_gib(server.resident_bytes) for server in servers]),
+        ("GPU", [_share(server.gpu_use) for server in servers]),
+        ("power", [_number(server.gpu_power_w, unit=" W") for server in servers]),
+        ("GPU mem", [_gib(server.gpu_bytes) for server in servers]),
+        ("restarts", [_number(server.restarts or None) for server in servers]),
+        ("tok/s now", [_number(server.tokens_per_s_now) for server in servers]),
+        ("mean", [_number(server.tokens_per_s) for server in servers]),
+        ("accept now", [_number(server.accept_length_now, 2) for server in servers]),
+        ("mean", [_number(server.accept_length, 2) for server in servers]),
+        ("answers", [_number(server.answers) for server in servers]),
+    ]
+    used = [(name, cells) for name, cells in columns if any(cell != "-" for cell in cells)]
+    whole = _server_table(servers, used)
+    if Measurement.get(out, out.options.update(max_width=1000), whole).maximum <= out.width:
+        return [whole]
+    half = -(-len(used) // 2)
+    return [_server_table(servers, used[:half]), _server_table(servers, used[half:])]
+
+
+def _server_table(servers: tuple[Server, ...], columns: list[tuple[str, list[str]]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("server")
     table.add_column("state")
-    columns = ["running", "queued", "at once", "KV", "Mamba", "tok/s", "mean", "accept", "mean", "restarts", "memory"]
-    gpus = any(server.gpu is not None for server in servers)
-    for name in [*columns, *(["GPU", "power", "GPU mem"] if gpus else []), "answers"]:
+    for name, _ in columns:
         table.add_column(name, justify="right")
-    for server in servers:
-        row: list[str | Text] = [
-            server.name,
-            Text(server.state or "-", style=_COLOURS.get(server.state or "", "yellow")),
-            _number(server.running),
-            _number(server.queued),
-            _at_once(server),
-            _share(server.kv_use),
-            _share(server.mamba_use),
-            _number(server.tokens_per_s_now),
-            _number(server.tokens_per_s),
-            _number(server.accept_length_now, 2),
-            _number(server.accept_length, 2),
-            str(server.restarts),
-            _gib(server.resident_bytes),
-        ]
-        if gpus:
-            power = "-" if server.gpu_power_w is None else f"{server.gpu_power_w:.0f} W"
-            row += [_share(server.gpu_use), power, _gib(server.gpu_bytes)]
-        table.add_row(*row, f"{server.answers:,}")
+    for index, server in enumerate(servers):
+        state = Text(server.state or "-", style=_COLOURS.get(server.state or "", "yellow"))
+        table.add_row(server.name, state, *(cells[index] for _, cells in columns))
     return table
 
 
@@ -261,16 +270,20 @@ def _gpu_lines(status: Status) -> Iterator[str]:
 def _estimates(status: Status) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("whole build")
-    for name in ("tokens an answer", "tokens", "tok/s a server", "server hours", "hours", "dollars"):
+    for name in ("expected by the pilot", "as it comes out"):
         table.add_column(name, justify="right")
-    table.add_row("expected after the pilot", *_figures(status.outlook.estimated))
-    table.add_row("as it comes out", *_figures(status.outlook.actual))
+    figures = [_figures(status.outlook.estimated), _figures(status.outlook.actual)]
+    for index, name in enumerate(_FIGURES):
+        table.add_row(name, *(column[index] for column in figures))
     return table
+
+
+_FIGURES = ("tokens an answer", "tokens", "tokens/s a server", "server hours", "hours", "dollars")
 
 
 def _figures(figures: Figures | None) -> list[str]:
     if figures is None:
-        return ["-"] * 6
+        return ["-"] * len(_FIGURES)
     dollars = "-" if figures.usd is None else f"${figures.usd:,.2f}"
     return [
         _number(figures.mean_tokens),
@@ -338,8 +351,8 @@ def _clock(moment: float) -> str:
     return local.strftime("%H:%M" if local.date() == today else "%Y-%m-%d %H:%M")
 
 
-def _number(value: float | None, digits: int = 0) -> str:
-    return "-" if value is None else f"{value:,.{digits}f}"
+def _number(value: float | None, digits: int = 0, unit: str = "") -> str:
+    return "-" if value is None else f"{value:,.{digits}f}{unit}"
 
 
 def _share(value: float | None) -> str:

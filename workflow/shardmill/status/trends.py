@@ -7,7 +7,7 @@ from statistics import fmean, median, quantiles
 from typing import Any
 
 from shardmill.status.model import Point, Trend
-from shardmill.status.rows import BIN_S
+from shardmill.status.rows import BIN_S, Work
 
 _DRAWN = 60  # points of a curve at most
 _LEAST_POINTS = 8  # below this a curve says nothing about drift
@@ -21,7 +21,7 @@ _MEMORY_BYTES = 1 << 28
 
 def from_history(samples: Sequence[Mapping[str, Any]]) -> list[Trend]:
     """Of the fleet's own samples (fleet/history.py)."""
-    trends = []
+    trends: list[Trend | None] = []
     for name in sorted({name for sample in samples for name in sample["servers"]}):
         seen = [(float(sample["at"]), sample["servers"][name]) for sample in samples if name in sample["servers"]]
         trends += [
@@ -29,20 +29,24 @@ def from_history(samples: Sequence[Mapping[str, Any]]) -> list[Trend]:
             _trend("tokens/s", name, _series(_at_full_load(seen), "tokens_per_s")),
             _trend("memory", name, _series(seen, "resident_bytes")),
         ]
-    return [trend for trend in trends if trend is not None]
+    return _sorted(trends)
 
 
-def from_bins(merged: Mapping[str, Mapping[float, Sequence[float]]]) -> list[Trend]:
-    """Of finished rows (rows.merge_bins), where no fleet has left samples. Rates are shown and never warned of:
+def from_rows(curves: Mapping[str, Mapping[float, Work]]) -> list[Trend]:
+    """Of finished rows (rows.curves), where no fleet has left samples.
 
-    rows don't say how much work the server had.
+    Rates are shown and never warned of: rows don't say how much work the server had.
     """
-    trends = []
-    for name, bins in sorted(merged.items()):
-        accept = [(at, sums[1] / sums[2]) for at, sums in sorted(bins.items()) if sums[2]]
-        rate = [(at, sums[0] / BIN_S) for at, sums in sorted(bins.items())][1:-1]  # the ends are parts of a bin
+    trends: list[Trend | None] = []
+    for name, bins in sorted(curves.items()):
+        accept = [(at, done.accept_length) for at, done in sorted(bins.items()) if done.accept_length is not None]
+        rate = [(at, done.tokens / BIN_S) for at, done in sorted(bins.items())][1:-1]  # the ends are parts of a bin
         trends += [_trend("accept length", name, accept), _trend("tokens/s", name, rate, may_warn=False)]
-    return [trend for trend in trends if trend is not None]
+    return _sorted(trends)
+
+
+def _sorted(trends: Sequence[Trend | None]) -> list[Trend]:
+    return sorted((trend for trend in trends if trend is not None), key=lambda trend: (trend.what, trend.server))
 
 
 def _series(seen: Sequence[tuple[float, Mapping[str, Any]]], figure: str) -> list[tuple[float, float]]:
