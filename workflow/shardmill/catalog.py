@@ -64,6 +64,8 @@ def connect(
     import duckdb
 
     connection = duckdb.connect(":memory:", config={"memory_limit": memory_limit})
+    # Drawn on stdout by long queries, where `shardmill query --format json` writes.
+    connection.execute("SET enable_progress_bar = false")
     if threads is not None:
         connection.execute(f"SET threads = {threads}")
     connection.execute(f"SET temp_directory = {quoted(str((build.run / 'spill').absolute()))}")
