@@ -58,14 +58,14 @@ def _check(build: BuildPaths, settings: Settings, scope: str, shards: Sequence[s
     with connect(build, shards) as connection:
         prepare(connection, settings, build_facts(build))
         accounting = account(connection) if scope == "build" else None
-        rows, ok, prompt_tokens, tokens = _totals(connection)
+        totals = _totals(connection)
         results = [
-            _result(connection, check, settings.quality, ok if scope == "shard" else None)
+            _result(connection, check, settings.quality, totals["ok"] if scope == "shard" else None)
             for check in checks.of_scope(scope)
         ]
         failures = _failures(connection)
         distributions = lengths(connection) if scope == "build" else None
-    few = scope != "build" and rows < LEAST_ROWS
+    few = scope != "build" and totals["rows"] < LEAST_ROWS
     failing = [item for item in results if _stops(item)]
     if few:
         for item in failing:
@@ -76,11 +76,8 @@ def _check(build: BuildPaths, settings: Settings, scope: str, shards: Sequence[s
         "scope": scope,
         "shards": list(shards) if shards is not None else None,
         "checked_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "note": _note(few, rows, failing),
-        "rows": rows,
-        "ok": ok,
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": tokens,
+        "note": _note(few, totals["rows"], failing),
+        **totals,
         "failures": failures,
         "checks": results,
         "off": list(checks.off),
@@ -167,14 +164,15 @@ def _run(connection: duckdb.DuckDBPyConnection, check: Check, sql: str) -> list[
         raise DataError(f"DuckDB refuses the check {check.path}: {' '.join(str(error).split())}") from None
 
 
-def _totals(connection: duckdb.DuckDBPyConnection) -> tuple[int, int, int, int]:
-    """Rows, ok rows, and the ok rows' prompt and completion tokens."""
+def _totals(connection: duckdb.DuckDBPyConnection) -> dict[str, int]:
+    """Rows, ok rows, those of them that another build made, and the ok rows' prompt and completion tokens."""
     row = connection.execute(
-        "SELECT count(*), count(*) FILTER (status = 'ok'), coalesce(sum(prompt_tokens) FILTER (status = 'ok'), 0), "
+        "SELECT count(*), count(*) FILTER (status = 'ok'), count(*) FILTER (reused_from IS NOT NULL), "
+        "coalesce(sum(prompt_tokens) FILTER (status = 'ok'), 0), "
         "coalesce(sum(completion_tokens) FILTER (status = 'ok'), 0) FROM completions"
     ).fetchone()
     assert row is not None
-    return int(row[0]), int(row[1]), int(row[2]), int(row[3])
+    return dict(zip(("rows", "ok", "reused", "prompt_tokens", "completion_tokens"), map(int, row), strict=True))
 
 
 def _failures(connection: duckdb.DuckDBPyConnection) -> dict[str, int]:
