@@ -160,6 +160,7 @@ class Asker:
         if not proven:
             self._count_fault(history, lease, f"{verdict.kind}, as for another prompt that had a good answer")
             return None
+        self._trust.counts()
         history.faults = 0
         history.attempts += 1
         history.useless[verdict.kind] += 1

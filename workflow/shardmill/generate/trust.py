@@ -21,6 +21,7 @@ class Trust:
         self._attempts = attempts
         self._control_tokens = 0
         self._audited = 0
+        self._sound = 0  # answers that count for or against their prompt
         self._faults = 0
         self._passing = 0  # degenerate answers to prompts that had a good one later
 
@@ -28,13 +29,18 @@ class Trust:
         """Counts an audited answer, good or degenerate."""
         self._audited += 1
 
+    def counts(self) -> None:
+        """A degenerate answer counts against its prompt."""
+        self._sound += 1
+
     def faulted(self) -> None:
-        """Counts a server's fault."""
+        """Counts a server's fault, or a degenerate answer that is one."""
         self._faults += 1
 
     def learn(self, prompt: Prompt, history: History, kept: Kept) -> None:
         """From a good answer. The prompt with the shortest one becomes the control."""
         self._passing += history.useless.total()
+        self._sound += 1
         self.answered = True
         tokens = len(kept.output_ids)
         known = self.control is not None and self._control_tokens <= tokens
@@ -55,7 +61,7 @@ class Trust:
 
     def too_many_faults(self) -> int:
         """How many server faults of one prompt in a row are for a person to look at: more where all meet many."""
-        share = self._faults / max(self._faults + self._audited, 1)
+        share = self._faults / max(self._faults + self._sound, 1)
         return _beyond_chance(share, _FAULTS, _MOST_FAULTS)
 
 
