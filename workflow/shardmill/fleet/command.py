@@ -15,8 +15,9 @@ from shardmill.files import read_json
 from shardmill.fleet import runlock, starter, wire
 from shardmill.fleet.endpoints import endpoints
 from shardmill.fleet.home import Home
-from shardmill.fleet.member import Expectation, Member, Site
+from shardmill.fleet.member import Member
 from shardmill.fleet.pool import Pool
+from shardmill.fleet.site import Expectation, Site
 from shardmill.fleet.state import describe_member
 from shardmill.fleet.timing import timing
 from shardmill.servers.process import left_over

@@ -9,85 +9,22 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import StrEnum
 from urllib.parse import urlsplit
 
-import aiohttp
-
-from shardmill.engines.base import Engine, ServerFault, ServerInfo, ServerLoad
+from shardmill.engines.base import ServerFault, ServerInfo, ServerLoad
 from shardmill.errors import SetupFault, ShardmillError
+from shardmill.fleet.checks import check, listening
 from shardmill.fleet.gpus import Gpu
-from shardmill.fleet.home import Home
-from shardmill.fleet.pool import Pool
 from shardmill.fleet.record import Record
-from shardmill.fleet.timing import Timing
+from shardmill.fleet.site import Site, State
 from shardmill.servers import process as processes
 from shardmill.servers.launcher import Launcher, StartProblem
 from shardmill.servers.process import ServerProcess
 
-_CONNECT_S = 3.0
 _STEADY_ANSWERS = 20  # in a row, before a server that failed often counts as steady again
+_IN_SERVICE = frozenset({State.READY, State.SUSPECT, State.DRAINING})
 _BAD_PAUSE = 5  # doublings of the backoff: an endpoint that has gone bad can't be restarted from here, only left alone
-
-
-class State(StrEnum):
-    STARTING = "starting"  # not ready yet, or not reached yet
-    READY = "ready"  # in the pool
-    SUSPECT = "suspect"  # out of the pool after faults in a row, being probed
-    DRAINING = "draining"  # gone bad: no new requests, the last answers come
-    STOPPING = "stopping"
-    BACKOFF = "backoff"  # waits for its next start
-    REFUSED = "refused"  # can't be used as it is set up
-    FAILED = "failed"  # given up after too many starts
-
-
-@dataclass
-class Expectation:
-    """What every server must agree with. `vocabulary` is learnt from the first job."""
-
-    model: str
-    context: int
-    vocabulary: int | None = None
-
-    def refusal(self, url: str, info: ServerInfo) -> str | None:
-        """Why a server can't be used, in one sentence that names both numbers."""
-        if info.context is not None and info.context < self.context:
-            return (
-                f"The server at {url} has a context of {info.context} tokens, but model.context is {self.context}: "
-                "start it with a larger one, or lower model.context."
-            )
-        if self.vocabulary is not None and info.vocab_size is not None and info.vocab_size != self.vocabulary:
-            return (
-                f"The server at {url} has a vocabulary of {info.vocab_size}, but the prompts were made for one of "
-                f"{self.vocabulary}: it serves another model than {self.model}."
-            )
-        return None
-
-    def warning(self, url: str, info: ServerInfo) -> str | None:
-        if info.model_name is None:
-            return None
-        ours, theirs = (name.rstrip("/").rpartition("/")[2].lower() for name in (self.model, info.model_name))
-        if ours in theirs or theirs in ours:
-            return None
-        return f"The server at {url} calls its model {info.model_name}, and the config {self.model}."
-
-
-@dataclass(frozen=True)
-class Site:
-    """What all members of a fleet share."""
-
-    home: Home
-    engine: Engine
-    session: aiohttp.ClientSession
-    pool: Pool
-    timing: Timing
-    expected: Expectation
-    changed: Callable[[], None]  # the pool has room, or has lost it
-    lost: Callable[[str], None]  # no request at this server will be answered
-    log: Callable[[str], None]
-    clock: Callable[[], float] = time.monotonic
 
 
 class _StartFailed(Exception):
@@ -326,7 +263,10 @@ class Member:
             due = self.site.clock() - checked_at >= timing.health_every_s
             if suspect or due:
                 answers = self.record.answers
-                problem = await self._check(deep=suspect or quiet)
+                try:
+                    problem = await self._check(deep=suspect or quiet)
+                except SetupFault as fault:
+                    return str(fault)
                 checked_at = self.site.clock()
                 if problem is None or (self.record.answers > answers and not suspect):
                     failed = 0
@@ -334,7 +274,7 @@ class Member:
                         await self._return()
                 else:
                     failed += 1
-                    if failed >= timing.failed_checks or not await self._listening():
+                    if failed >= timing.failed_checks or not await listening(self.url):
                         return f"{problem}, {failed} times in a row" if failed > 1 else problem
             if self.record.answers > _STEADY_ANSWERS and not self.record.in_a_row:
                 self._withdrawals = 0
@@ -358,40 +298,9 @@ class Member:
         return len(self.site.pool.slots[self.name].outstanding)
 
     async def _check(self, deep: bool) -> str | None:
-        """None when the server is well, else what is wrong. `deep`: with a real generation.
-
-        Raises SetupFault where the set-up is at fault.
-        """
-        site = self.site
-        try:
-            if not await site.engine.health(site.session, self.url, site.timing.health_timeout_s):
-                if not await self._listening():
-                    return "nothing listens at its port"
-                if self.state is not State.READY:
-                    await site.engine.info(site.session, self.url)  # raises where it is a key that is missing
-                return "its /health is not well"
-            if deep:
-                # Behind a full server's queue, a probe waits for an answer to end.
-                timeout_s = max(site.timing.probe_timeout_s, self.record.slowest if self._outstanding() else 0.0)
-                await site.engine.probe(site.session, self.url, timeout_s=timeout_s)
-        except ServerFault as fault:
-            return f"its probe failed ({fault})" if deep else str(fault)
-        return None
-
-    async def _listening(self) -> bool:
-        address = urlsplit(self.url)
-        port = address.port or (443 if address.scheme == "https" else 80)
-        try:
-            async with asyncio.timeout(_CONNECT_S):
-                _, writer = await asyncio.open_connection(address.hostname, port)
-        except ConnectionRefusedError:
-            return False
-        except (OSError, TimeoutError):
-            return True  # not known: a host that can't be reached for now may come back with its answers
-        writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
-        return True
+        # Behind a full server's queue, a probe waits for an answer to end.
+        patience = max(self.site.timing.probe_timeout_s, self.record.slowest if self._outstanding() else 0.0)
+        return await check(self.site, self.url, patience if deep else None, known=self.info is not None)
 
     # Whether it died under a request
 
@@ -411,7 +320,9 @@ class Member:
         while self.site.clock() < until:
             if self.died_at is not None and self.died_at >= begun:
                 return True
-            if (self.process is not None and not self.process.alive()) or not await self._listening():
+            if self.launcher is not None and self.state not in _IN_SERVICE:
+                return True  # it was stopped, or is being started again
+            if (self.process is not None and not self.process.alive()) or not await listening(self.url):
                 self._dead()
                 return True
             if await self.site.engine.health(self.site.session, self.url, self.site.timing.verdict_s / 2):
@@ -421,14 +332,11 @@ class Member:
 
     def _dead(self) -> None:
         self.died_at = self.site.clock()
-        self._leave_pool(State.SUSPECT, "it died")
+        if self.state is State.READY:
+            self._leave_pool(State.SUSPECT, "it died")
         self._poke.set()
 
     # Leaving and entering
-
-    @property
-    def starting(self) -> bool:
-        return self.state is State.STARTING
 
     def withdraw(self) -> None:
         """Several faults in a row: out of the pool at once, then it is probed."""

@@ -25,8 +25,10 @@ from shardmill.fleet.gpus import gpus
 from shardmill.fleet.history import History
 from shardmill.fleet.home import Home, user_folder
 from shardmill.fleet.jobs import Job, Runs
-from shardmill.fleet.member import Expectation, Member, Site, State
+from shardmill.fleet.member import Member
+from shardmill.fleet.patience import Patience, given_up
 from shardmill.fleet.pool import Ask, Pool
+from shardmill.fleet.site import Expectation, Site
 from shardmill.fleet.timing import Timing
 from shardmill.servers.choose import launchers
 from shardmill.servers.process import ServerProcess, left_over
@@ -55,7 +57,7 @@ class FleetProcess:
         self._ids = count(1)
         self._leave = asyncio.Event()
         self._needed_at = time.monotonic()
-        self._server_at = time.monotonic()
+        self._patience = Patience(time.monotonic())
         self._over_at: float | None = None
         self._history = History(home.history)
 
@@ -291,33 +293,8 @@ class FleetProcess:
         for client, number in self.pool.slots[name].outstanding:
             self.jobs[client].tell({"op": "lost", "n": number})
 
-    # Hope and patience
-
     def _refuse_where_hopeless(self) -> None:
-        """Jobs wait while there may be a server again; not longer than their patience, and not for nothing."""
-        now = time.monotonic()
-        members = list(self.members.values())
-        # A start takes as long as it takes, its own deadline ends it: patience is for servers that are lost, or fail
-        # to start again and again.
-        if any(
-            member.state is State.READY or (member.launcher is not None and member.starting and member.failures <= 1)
-            for member in members
-        ):
-            self._server_at = now
-            return
-        refused = [member for member in members if member.state is State.REFUSED]
-        if members and all(member.state in (State.REFUSED, State.FAILED) for member in members):
-            kind = "setup" if refused else "no_servers"
-            self._refuse(list(self.jobs.values()), kind, _because(refused or members, "No server can be used"))
-            return
-        impatient = [job for job in self.jobs.values() if now - max(self._server_at, job.joined) >= job.patience_s]
-        if impatient:
-            patience = max(job.patience_s for job in impatient)
-            what = f"No server was left for {patience:.0f} s (generate.patience_s)"
-            self._refuse(impatient, "no_servers", _because(members, what))
-
-    def _refuse(self, jobs: list[Job], kind: str, message: str) -> None:
-        for job in jobs:
+        for job, kind, message in self._patience.refusals(time.monotonic(), self.members.values(), self.jobs.values()):
             if self.pool.cancel_all(job.id):
                 job.tell({"op": "refuse", "n": 0, "kind": kind, "message": message})
 
@@ -371,10 +348,7 @@ class FleetProcess:
         if self.jobs:  # told to leave, and not gone yet
             self._over_at = self._over_at if self._over_at is not None else now
             return now - self._over_at > self.timing.leave_s
-        given_up = bool(self.members) and all(
-            member.state in (State.REFUSED, State.FAILED) for member in self.members.values()
-        )
-        return given_up or now - self._needed_at > self.timing.linger_s
+        return given_up(self.members.values()) or now - self._needed_at > self.timing.linger_s
 
     async def _look_at_loads(self) -> None:
         seen = await gpus() if self.settings.servers.launch and self.settings.servers.gpus else {}
@@ -402,12 +376,6 @@ class FleetProcess:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             _log(f"{type(error).__name__} in the fleet: {error}")
-
-
-def _because(members: list[Member], what: str) -> str:
-    reasons = "; ".join(f"{member.name} {member.why or member.state.value}" for member in members[:4])
-    more = f"; and {len(members) - 4} more" if len(members) > 4 else ""
-    return f"{what}: {reasons}{more}." if members else f"{what}: no endpoint is given."
 
 
 def _socket_path(home: Home) -> Path:
