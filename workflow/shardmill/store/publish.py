@@ -74,18 +74,23 @@ def publish_files(settings: Settings, build: BuildPaths, paths: Iterable[Path]) 
 def unpublish_shard(settings: Settings, build: BuildPaths, shard: str) -> None:
     """Takes a shard back, for one that is to be made again: manifests first, in the store and here, then the objects.
 
-    The local files stay. Raises StoreError when the store refuses.
+    The local files stay. Of a damaged manifest the objects stay as well, named by none (`shardmill inventory`).
+    Raises StoreError when the store refuses.
     """
     from shardmill.store.restore import fetch_manifest, manifest_key
 
     if uses_store(settings.s3):
         from shardmill.store.client import Store
 
-        store = Store(settings.s3)
-        found = fetch_manifest(store, settings.s3, build, shard)
-        if found is not None:
-            store.delete([manifest_key(settings.s3, build, shard)])
-            store.delete([item.key for item in found[0].objects if item.key is not None])
+        store, root = Store(settings.s3), root_key(settings.s3, build.name)
+        keys: list[str] = []
+        try:
+            found = fetch_manifest(store, settings.s3, build, shard)
+            keys = [item.key for item in found[0].objects if (item.key or "").startswith(root)] if found else []
+        except DataError as error:
+            log.warning("%s", error)
+        store.delete([manifest_key(settings.s3, build, shard)])
+        store.delete(keys)
     build.manifest(shard).unlink(missing_ok=True)
 
 

@@ -152,30 +152,31 @@ def _verify_store(
 
     store, root = Store(settings.s3), root_key(settings.s3, build.name)
     sizes = {listed.key: listed.size for listed in store.objects(root)}
-    manifests = [key for key in sizes if key.startswith(f"{root}manifests/")]
-    published = [shard for shard in shards if f"{root}manifests/{shard}.json" in sizes]
+    published = {shard for shard in shards if _stored_manifest(root, shard) in sizes}
     named: set[str] = set()
-    problems = list(_each(partial(_stored_shard, store, build, root, sizes, named, deep), published))
-    expected = {f"{root}manifests/{shard}.json" for shard in published}
-    for key in sorted(set(manifests) - expected):
-        problems.append(Problem("store", "extra", key, "no shard of this build has such a manifest"))
-    done = set(published)
+    problems = list(_each(partial(_stored_shard, store, build, root, sizes, named, deep), sorted(published)))
+    unreadable = {problem.path for problem in problems if problem.kind == "unreadable"}
+    known = set(shards)
     for key in sorted(sizes):
         kind, _, name = key[len(root) :].partition("/")
+        shard = name.partition(".")[0]
+        if kind == "manifests" and shard not in known:
+            problems.append(Problem("store", "extra", key, "no shard of this build has such a manifest"))
         # An unpublished shard's objects are on their way, or what a killed upload left: inventory shows those.
-        if (
-            kind in KINDS
-            and key not in named
-            and (name.partition(".")[0] in done or name.partition(".")[0] not in shards)
-        ):
+        on_its_way = shard in known and (shard not in published or _stored_manifest(root, shard) in unreadable)
+        if kind in KINDS and key not in named and not on_its_way:
             problems.append(Problem("store", "extra", key, "no manifest names it"))
-    return done, problems
+    return published, problems
+
+
+def _stored_manifest(root: str, shard: str) -> str:
+    return f"{root}manifests/{shard}.json"
 
 
 def _stored_shard(
     store: Store, build: BuildPaths, root: str, sizes: dict[str, int], named: set[str], deep: bool, shard: str
 ) -> list[Problem]:
-    key = f"{root}manifests/{shard}.json"
+    key = _stored_manifest(root, shard)
     content = store.get(key)
     if content is None:
         return [Problem("store", "missing", key, "it went while this was checked")]
@@ -203,16 +204,12 @@ def _stored_object(store: Store, key: str, item: Entry, size: int | None, deep: 
         return [Problem("store", "size", key, f"{size} bytes, its manifest says {item.size}")]
     if not deep:
         return []
+    from shardmill.store.transfer import digest_object
+
     try:
-        sha256 = digest(store, key)
+        sha256 = digest_object(store, key)
     except StoreError as error:
         return [Problem("store", "unreadable", key, str(error))]
     if sha256 != item.sha256:
         return [Problem("store", "hash", key, f"sha256 is {sha256}, its manifest says {item.sha256}")]
     return []
-
-
-def digest(store: Store, key: str) -> str:
-    from shardmill.store.transfer import digest_object
-
-    return digest_object(store, key)
