@@ -13,11 +13,15 @@ from shardmill.errors import ShardmillError
 
 # Command -> module and attribute of its click command.
 _COMMANDS = {
+    "discard": "shardmill.cli_redo:discard",
     "doctor": "shardmill.cli_doctor:doctor",
+    "export": "shardmill.cli_export:export",
     "inventory": "shardmill.cli_store:inventory",
+    "monitor": "shardmill.cli_monitor:monitor",
     "plan": "shardmill.cli_plan:plan",
     "pull": "shardmill.cli_store:pull",
     "query": "shardmill.cli_query:query",
+    "retry": "shardmill.cli_redo:retry",
     "servers": "shardmill.cli_servers:servers",
     "status": "shardmill.cli_status:status",
     "step": "shardmill.cli_steps:step",
