@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from s3servers import BUCKET, KEY, SECRET, moto_server
 from shardmill.schemas import read_rows
 from simserver import SimFleet, prompt_hash
 from workspace import Workspace
@@ -168,3 +169,26 @@ def test_the_plan_says_how_many_prompts_need_not_be_asked(fleet: SimFleet, tmp_p
     mill.asked()
     mill.build()
     assert mill.asked() == cut(rows)
+
+
+def test_another_machine_reuses_what_is_in_the_store(
+    fleet: SimFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    with moto_server() as store:
+        s3 = {"bucket": BUCKET, "prefix": "p", "endpoint_url": store.url, "region": "us-east-1"}
+        machines = []
+        for name in ("a", "b"):
+            (tmp_path / name).mkdir()
+            machines.append(Mill(tmp_path / name, fleet))
+            machines[-1].write([record(number) for number in range(60)])
+        first, short = machines[0].build({"s3": s3})
+        machines[1].asked()
+        _, long = machines[1].build({"s3": s3, "sampling": {"max_new_tokens": 200}})
+    ended = {key: (first, row) for key, row in short.items() if row["finish_reason"] == "stop"}
+    check(long, {key: ended.get(key) for key in short})
+    assert machines[1].asked() == cut(short)
+    # Nothing of the other machine's build stays here.
+    assert not (machines[1].workspace.root / "results" / first).exists()
+    assert not (machines[1].workspace.results / "run" / "reuse").exists()

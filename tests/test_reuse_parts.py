@@ -18,7 +18,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from s3servers import BUCKET, KEY, SECRET, Server, moto_server
-from shardmill.errors import StoreError
+from shardmill.errors import ShardmillError, StoreError
 from shardmill.files import sha256_file, write_bytes, write_json
 from shardmill.identity import build_identity, prompt_id, sampling_identity
 from shardmill.paths import BuildPaths, shard_name
@@ -300,6 +300,19 @@ def test_the_index_is_made_once_a_run_and_again_when_something_came(tmp_path: Pa
     inode = index.stat().st_ino
     new_build(settings)
     assert opened(settings, build).take(1) is not None and index.stat().st_ino == inode
+
+
+def test_a_broken_index_is_one_sentence_and_deleting_it_helps(tmp_path: Path, opened: Any) -> None:
+    settings = of(tmp_path)
+    make_build(settings, "made-old", [row(settings, 0)])
+    build = new_build(settings)
+    opened(settings, build)
+    for name in ("index.sqlite", "claims.sqlite"):
+        (build.reuse / name).write_bytes(b"no database at all" * 500)
+        with pytest.raises(ShardmillError, match="delete that folder"):
+            opened(settings, build)
+        shutil.rmtree(build.reuse)
+        assert opened(settings, build).take(0) is not None
 
 
 # What `shardmill plan` says.

@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shardmill.errors import DataError
+from shardmill.errors import DataError, ShardmillError
 from shardmill.files import sha256_file
 from shardmill.paths import BuildPaths
 from shardmill.reuse.index import UNREADABLE, open_index, owner_key, prompt_key
@@ -42,13 +42,19 @@ _WAIT_S = 60.0
 
 @contextmanager
 def open_lookup(settings: Settings, build: BuildPaths) -> Iterator[Find]:
-    """For one generate job. Raises StoreError when the store can't be listed."""
+    """For one generate job. Raises StoreError when the store can't be listed, ShardmillError for a broken index."""
     path = prepare_index(settings, build)
     if path is None:
         yield _nothing
         return
-    with closing(open_index(path)) as index, closing(_open_claims(build)) as claims:
-        yield Lookup(index, claims)
+    try:
+        with closing(open_index(path)) as index, closing(_open_claims(build)) as claims:
+            yield Lookup(index, claims)
+    except sqlite3.Error as error:
+        raise ShardmillError(
+            f"The index of older builds' rows in {build.reuse} can't be used ({error}): delete that folder, which "
+            f"holds nothing else, and run again."
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
