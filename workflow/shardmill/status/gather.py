@@ -94,27 +94,22 @@ def _facts(build: BuildPaths) -> dict[str, Any]:
 
 
 def _run(build: BuildPaths) -> RunNow:
-    """Who holds the build's lock, or who did so last: the file keeps the words of its last holder."""
+    """Who holds the build's lock. Of a run that is over there is the time at which it wrote down its plan."""
     holder = runlock.holder(build.lock)
-    who = holder if holder is not None else _last_holder(build)
-    started = who.get("started")
+    who = holder or {}
+    if holder is None:
+        began = build.plan.stat().st_mtime if build.plan.exists() else None
+    else:
+        began = datetime.fromisoformat(holder["started"]).timestamp() if holder else None
     return RunNow(
         at_work=holder is not None,
         command=who.get("command"),
         pid=who.get("pid"),
         host=who.get("host"),
         user=who.get("user"),
-        started=datetime.fromisoformat(started).timestamp() if started else None,
+        started=began,
         last_sign=None,
     )
-
-
-def _last_holder(build: BuildPaths) -> dict[str, Any]:
-    try:
-        who: dict[str, Any] = read_json(build.lock)
-    except (FileNotFoundError, orjson.JSONDecodeError):
-        return {}
-    return who
 
 
 def _last_sign(shards: Sequence[ShardNow], done: Mapping[str, ShardRows]) -> float | None:

@@ -86,7 +86,8 @@ def unpublish_shard(settings: Settings, build: BuildPaths, shard: str) -> None:
         keys: list[str] = []
         try:
             found = fetch_manifest(store, settings.s3, build, shard)
-            keys = [item.key for item in found[0].objects if (item.key or "").startswith(root)] if found else []
+            objects = found[0].objects if found is not None else ()
+            keys = [item.key for item in objects if item.key is not None and item.key.startswith(root)]
         except DataError as error:
             log.warning("%s", error)
         store.delete([manifest_key(settings.s3, build, shard)])

@@ -1,0 +1,222 @@
+"""`shardmill retry` and `discard`: what they take out, what they keep, and that the next run makes just that again."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from builds import Answer, MadeBuild, good, settings_of
+from genkit import SHARD, completions, generate, make_settings, make_shard, random_prompt
+from shardmill.cli import cli
+from shardmill.fleet.runlock import acquire
+from shardmill.generate.journal import open_journal, read_records
+from shardmill.paths import BuildPaths, shard_name
+from shardmill.redo import find_failed, forget_failed
+from shardmill.schemas import COMPLETIONS, read_rows, write_table
+from simserver import SimFleet
+from workspace import Workspace
+
+
+def failed(number: int, reason: str) -> Answer:
+    return good(number, status="failed", reason=reason)
+
+
+def made(tmp_path: Path, answers: list[Answer]) -> BuildPaths:
+    build = MadeBuild(tmp_path / "results" / "sample-0123456789", settings_of(), shards=2).write(answers)
+    (build.run / "journals").mkdir(parents=True, exist_ok=True)
+    return build
+
+
+def shardmill(*arguments: str, answer: str | None = None) -> Result:
+    return CliRunner().invoke(cli, list(arguments), input=answer, catch_exceptions=True)
+
+
+def test_retry_takes_out_rows_of_these_reasons_alone(tmp_path: Path) -> None:
+    build = made(tmp_path, [good(0), failed(1, "empty"), failed(2, "repetition"), good(3), good(4), failed(5, "empty")])
+    first, second = shard_name(0, 2), shard_name(1, 2)
+    before = {row["conversation_id"]: row for row in read_rows(build.completions(second))}
+    result = shardmill("retry", "empty", "--build", str(build.root))
+    assert result.exit_code == 0, result.output
+    assert "2 rows in 1 shard" in result.output and "2 empty" in result.output and "snakemake" in result.output
+    # Rows 1, 3 and 5 are in the second shard, the failed ones for `empty` all of them.
+    for gone in (build.completions(second), build.tokens(second), build.manifest(second)):
+        assert not gone.exists()
+    for kept in (build.completions(first), build.tokens(first), build.manifest(first)):
+        assert kept.exists()
+    records = list(read_records(build.journal(second)))
+    assert len(records) == 1 and records[0]["reason"] is None
+    row = before[records[0]["conversation_id"]]
+    assert records[0]["output_ids"] == row["output_ids"] and records[0]["prompt_id"] == row["prompt_id"]
+
+
+def test_a_retried_shard_is_finished_by_a_job_that_asks_nothing_twice(tmp_path: Path) -> None:
+    """Through the real generate job: kept rows come out as they were, the failed ones are asked again."""
+    prompts = [random_prompt(number) for number in range(12)]
+    with SimFleet(1, {"instant": True, "length_mean": 20}) as fleet:
+        config = make_settings(fleet.urls)
+        build = make_shard(tmp_path / "sample-0123456789", config, prompts)
+        generate(config, build)
+        whole = completions(build)
+        spoilt = [spoil(row) if index % 4 == 0 else row for index, row in enumerate(whole)]
+        write_table(build.completions(SHARD), COMPLETIONS, spoilt)
+        build.journal(SHARD).unlink()
+        asked = fleet.received()
+        found = find_failed(config, build, ["empty"])
+        assert [(item.shard, item.rows) for item in found] == [(SHARD, {"empty": 3})]
+        forget_failed(config, build, found[0])
+        generate(config, build)
+        again = completions(build)
+        assert sum((fleet.received() - asked).values()) == 3
+    assert all(row["status"] == "ok" for row in again)
+    assert [row for index, row in enumerate(again) if index % 4] == [row for n, row in enumerate(whole) if n % 4]
+    assert [row["output_ids"] for row in again] == [row["output_ids"] for row in whole]
+
+
+def spoil(row: dict[str, Any]) -> dict[str, Any]:
+    nothing = {"output_ids": [], "text": None, "finish_reason": None, "prompt_tokens": 0, "completion_tokens": 0}
+    return {**row, **nothing, "status": "failed", "reason": "empty"}
+
+
+def test_retry_of_a_stopped_shard_cleans_its_journal(tmp_path: Path) -> None:
+    build = made(tmp_path, [])
+    shard = shard_name(0, 2)
+    build.completions(shard).unlink()
+    rows = [
+        {"conversation_id": "a", "turn": 0, "note": {"attempts": 3, "deaths": 0, "useless": {"empty": 3}}},
+        {"conversation_id": "a", "turn": 0, "reason": "empty"},
+        {"conversation_id": "b", "turn": 0, "reason": None},
+        {"conversation_id": "c", "turn": 0, "note": {"attempts": 1, "deaths": 0, "useless": {"empty": 1}}},
+        {"conversation_id": "d", "turn": 0, "reason": "too_long"},
+    ]
+    with open_journal(build.journal(shard)) as journal:
+        for row in rows:
+            journal.append(row)
+    assert shardmill("retry", "empty", "--build", str(build.root)).exit_code == 0
+    assert list(read_records(build.journal(shard))) == rows[2:]
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.sampled_from([None, "empty", "repetition"]), min_size=1, max_size=20), st.integers(0, 3))
+def test_a_kill_between_any_two_steps_loses_no_row(
+    tmp_path_factory: pytest.TempPathFactory, reasons: list[str | None], step: int
+) -> None:
+    """Every row to be kept is in the completions or the journal, whenever it stops, and a second go ends it."""
+    answers = [good(number) if reason is None else failed(number, reason) for number, reason in enumerate(reasons)]
+    build = made(tmp_path_factory.mktemp("kill"), answers)
+    config = settings_of()
+    kept = {
+        row["conversation_id"] for name in (shard_name(0, 2), shard_name(1, 2))
+        for row in read_rows(build.completions(name)) if row["reason"] != "empty"
+    }  # fmt: skip
+    found = find_failed(config, build, ["empty"])
+    if found:
+        with pytest.MonkeyPatch.context() as patch:
+            left = iter(range(step))
+            unlink = Path.unlink
+
+            def dying(path: Path, missing_ok: bool = False) -> None:
+                if path.is_relative_to(build.root) and not path.name.startswith(".") and next(left, None) is None:
+                    raise KeyboardInterrupt
+                unlink(path, missing_ok)
+
+            patch.setattr(Path, "unlink", dying)
+            with contextlib.suppress(KeyboardInterrupt):
+                forget_failed(config, build, found[0])
+    assert kept <= rows_anywhere(build)
+    for item in find_failed(config, build, ["empty"]):
+        forget_failed(config, build, item)
+    assert find_failed(config, build, ["empty"]) == [] and kept <= rows_anywhere(build)
+
+
+def rows_anywhere(build: BuildPaths) -> set[str]:
+    found = set()
+    for shard in (shard_name(0, 2), shard_name(1, 2)):
+        if build.completions(shard).exists():
+            found |= {row["conversation_id"] for row in read_rows(build.completions(shard))}
+        else:
+            found |= {record["conversation_id"] for record in read_records(build.journal(shard))}
+    return found
+
+
+def test_nothing_failed_is_said_and_nothing_is_touched(tmp_path: Path) -> None:
+    build = made(tmp_path, [good(0), failed(1, "empty")])
+    result = shardmill("retry", "repetition", "too_long", "--build", str(build.root))
+    assert result.exit_code == 0 and "No row" in result.output and "repetition or too_long" in result.output
+    assert build.completions(shard_name(1, 2)).exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("retry", "emty"), "emty is not a reason why rows fail: did you mean empty."),
+        (("retry", "timeout"), "timeout is not a reason why rows fail: there are empty, repetition"),
+        (("discard", "shard-00002-of-00002"), "is not a shard of sample-0123456789: did you mean shard-0000"),
+        (("discard", "shard-0"), "is not a shard of sample-0123456789"),
+    ],
+)
+def test_a_wrong_name_is_one_sentence_and_exit_code_2(
+    tmp_path: Path, arguments: tuple[str, ...], sentence: str
+) -> None:
+    build = made(tmp_path, [good(0), failed(1, "empty")])
+    done = subprocess.run(
+        [sys.executable, "-m", "shardmill", *arguments, "--build", str(build.root)], capture_output=True, text=True
+    )
+    assert done.returncode == 2 and sentence in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert build.completions(shard_name(1, 2)).exists()
+
+
+@pytest.mark.parametrize("arguments", [("retry", "empty"), ("discard", shard_name(1, 2))])
+def test_while_a_run_is_at_work_both_are_refused(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    build = made(tmp_path, [good(0), failed(1, "empty")])
+    with acquire(build.lock, {"pid": 4711, "command": "snakemake --cores 7", "host": "here"}):
+        done = subprocess.run(
+            [sys.executable, "-m", "shardmill", *arguments, "--build", str(build.root)], capture_output=True, text=True
+        )
+    assert done.returncode == 2 and "pid 4711" in done.stderr and "Traceback" not in done.stderr
+    assert build.completions(shard_name(1, 2)).exists()
+
+
+def test_discard_takes_a_shard_and_no_other(tmp_path: Path) -> None:
+    build = made(tmp_path, [good(number) for number in range(4)])
+    bad, other = shard_name(1, 2), shard_name(0, 2)
+    result = shardmill("discard", bad, "--build", str(build.root))
+    assert result.exit_code == 0, result.output
+    assert f"completions/{bad}.parquet" in result.output and "snakemake" in result.output
+    assert not any(path.exists() for path in (build.completions(bad), build.tokens(bad), build.manifest(bad)))
+    assert build.prompts(bad).exists() and build.completions(other).exists() and build.manifest(other).exists()
+    again = shardmill("discard", bad, "--build", str(build.root))
+    assert again.exit_code == 0 and "nothing of it was here" in again.output
+
+
+def test_retry_and_discard_in_a_real_build(tmp_path: Path) -> None:
+    """What was taken out comes back by the next run, and nothing else is made again."""
+    config = {"prompts": {"limit": 12, "shards": 3}, "quality": {"override": ["all"]}}
+    with SimFleet(1, {"instant": True, "length_mean": 20}) as fleet:
+        workspace = Workspace(tmp_path, {**config, "servers": {"engine": "sglang", "endpoints": fleet.urls}})
+        workspace.build()
+        build = BuildPaths(workspace.results)
+        shards = [shard_name(index, 3) for index in range(3)]
+        before = {shard: list(read_rows(build.completions(shard))) for shard in shards}
+        spoilt = [spoil(before[shards[1]][0]), *before[shards[1]][1:]]
+        write_table(build.completions(shards[1]), COMPLETIONS, spoilt)
+        said = workspace.shardmill("retry", "empty").stdout
+        assert "1 row in 1 shard" in said
+        workspace.shardmill("discard", shards[2])
+        assert workspace.plan()["generate"] == 2
+        asked = fleet.received()
+        workspace.build()
+        assert sum((fleet.received() - asked).values()) == 1 + len(before[shards[2]])
+        after = {shard: list(read_rows(build.completions(shard))) for shard in shards}
+    assert after[shards[0]] == before[shards[0]] and after[shards[1]][1:] == before[shards[1]][1:]
+    assert all(row["status"] == "ok" for rows in after.values() for row in rows)
+    assert {row["conversation_id"] for row in after[shards[2]]} == {row["conversation_id"] for row in before[shards[2]]}
+    assert pq.read_table(build.tokens(shards[1])).num_rows == len(before[shards[1]])

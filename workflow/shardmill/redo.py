@@ -1,0 +1,134 @@
+"""Doing parts of a finished build again: failed rows (`retry`) and whole shards (`discard`). The next run makes them.
+
+Both are for the holder of the build's lock. A shard leaves the store before it leaves the disk, and its rows are in the
+journal before the files that hold them go: a kill at any moment loses none, and the same command goes on from there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import orjson
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from shardmill.files import atomic_path, read_json, write_json
+from shardmill.generate.journal import open_journal, read_records
+from shardmill.paths import BuildPaths, shard_names
+from shardmill.schemas import read_rows
+from shardmill.settings import Settings
+from shardmill.store.publish import unpublish_shard
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Failed rows of one shard by reason. `finished`: they are in its completions, else in the journal of a stop."""
+
+    shard: str
+    rows: dict[str, int]
+    finished: bool
+
+
+def find_failed(settings: Settings, build: BuildPaths, reasons: Collection[str]) -> list[Failed]:
+    """Shards here with rows that failed for one of `reasons`."""
+    found = []
+    for shard in shard_names(settings.prompts.shards):
+        finished = build.completions(shard).exists()
+        rows = Counter(_completed(build, shard, reasons) if finished else _journalled(build, shard, reasons))
+        if rows:
+            found.append(Failed(shard, dict(rows), finished))
+    return found
+
+
+def forget_failed(settings: Settings, build: BuildPaths, failed: Failed) -> None:
+    """Takes the failed rows out: all other rows of the shard go back into its journal, and its files go.
+
+    Raises StoreError when the store refuses to take the shard back; everything is as it was then.
+    """
+    shard, reasons = failed.shard, failed.rows.keys()
+    if failed.finished:
+        rows = read_rows(build.completions(shard))
+        _write_journal(build, shard, (_record(row) for row in rows if row["reason"] not in reasons))
+        unpublish_shard(settings, build, shard)
+        build.tokens(shard).unlink(missing_ok=True)
+        build.completions(shard).unlink()
+    else:
+        # With what counted against these prompts: a note before their row.
+        again = {_key(record) for record in read_records(build.journal(shard)) if record.get("reason") in reasons}
+        _write_journal(build, shard, (kept for kept in read_records(build.journal(shard)) if _key(kept) not in again))
+    _correct_progress(build, failed)
+
+
+def discard_shard(settings: Settings, build: BuildPaths, shard: str) -> list[str]:
+    """Takes out everything that was made of a shard's prompts, in the store and here; returns what went from here.
+
+    Raises StoreError when the store refuses; nothing has gone from here then.
+    """
+    files = (build.manifest(shard), build.tokens(shard), build.completions(shard), build.journal(shard))
+    there = [path for path in (*files, build.progress(shard)) if path.exists()]
+    unpublish_shard(settings, build, shard)
+    for path in there:
+        path.unlink(missing_ok=True)
+    return [str(path.relative_to(build.root)) for path in there]
+
+
+def _completed(build: BuildPaths, shard: str, reasons: Collection[str]) -> Iterator[str]:
+    table = pq.read_table(build.completions(shard), columns=["reason"], filters=pc.field("status") == "failed")
+    yield from (str(reason) for reason in table.column("reason").to_pylist() if reason in reasons)
+
+
+def _journalled(build: BuildPaths, shard: str, reasons: Collection[str]) -> Iterator[str]:
+    seen = set()
+    for record in read_records(build.journal(shard)):
+        if record.get("reason") in reasons and _key(record) not in seen:
+            seen.add(_key(record))
+            yield record["reason"]
+
+
+def _key(record: dict[str, Any]) -> tuple[str, int]:
+    return record["conversation_id"], record["turn"]
+
+
+def _record(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of completions as the journal keeps it (generate/rows.py). Later turns' ids are in no prompts file."""
+    return {
+        "conversation_id": row["conversation_id"],
+        "turn": row["turn"],
+        "prompt_id": row["prompt_id"],
+        "prompt_ids": row["prompt_ids"] if row["turn"] else None,
+        "reason": row["reason"],
+        "output_ids": row["output_ids"],
+        "finish_reason": row["finish_reason"],
+        "accept_length": row["accept_length"],
+        "attempts": row["attempts"],
+        "server": row["server"],
+        "latency_s": row["latency_s"],
+        "finished_ms": (row["finished_at"] - _EPOCH) // timedelta(milliseconds=1),
+        "reused_from": row["reused_from"],
+    }
+
+
+def _write_journal(build: BuildPaths, shard: str, records: Iterable[dict[str, Any]]) -> None:
+    with atomic_path(build.journal(shard)) as temporary, open_journal(temporary) as journal:
+        for record in records:
+            journal.append(record)
+
+
+def _correct_progress(build: BuildPaths, failed: Failed) -> None:
+    """What `status` shows until the shard's next job counts for itself."""
+    path = build.progress(failed.shard)
+    try:
+        progress = read_json(path)
+    except (FileNotFoundError, orjson.JSONDecodeError):
+        return
+    left = Counter(progress["failed"])
+    left.subtract(failed.rows)
+    rows = sum(failed.rows.values())
+    progress |= {"state": "stopped", "failed": dict(+left), "done": progress["done"] - rows, "not_reached": 0}
+    write_json(path, progress)
