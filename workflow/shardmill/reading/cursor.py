@@ -21,7 +21,7 @@ from shardmill.reading.window import Window
 MAX_RECORD = 128 << 20
 # How much may be looked through for the next whole record behind a broken one, all false starts together.
 _SEARCH = 1 << 27
-_HOPELESS = 1 << 20
+_ENDLESS = 1 << 20
 _EXCERPT_BYTES = 1600
 
 _OBJECT = re.compile(rb'\{[ \t\r\n]*+"')
@@ -46,6 +46,9 @@ class Cursor:
         self.source = source
         self.window = Window(source.chunks())
         self.at = 0
+        # Offsets of values that are known to have no end, and why: many broken ones cost no more than linear time.
+        self._endless: deque[tuple[array[int], Bad]] = deque(maxlen=4)
+        self._scanned = 0  # bytes that were looked through for ends that aren't there
         self.rest_lost = False  # nothing more is to be said about the file's end
         self.window.more()
         self.window.base = source.bom
@@ -74,21 +77,30 @@ class Cursor:
 
     def end(self) -> int | Bad:
         """Where the value here ends, reading on as far as it takes."""
+        for offsets, known in self._endless:
+            if _contains(offsets, self.offset):
+                return known
         window = self.window
         while True:
             limit = len(window.data)
             try:
                 return end_of_value(window.data, self.at, limit)
             except Broken as broken:
-                return Bad(RejectReason.INVALID_JSON, f"{broken.what} (byte {window.base + broken.at:,})")
+                bad = Bad(RejectReason.INVALID_JSON, f"{broken.what} (byte {window.base + broken.at:,})")
             except NeedMore as more:
                 if limit - self.at > MAX_RECORD:
+                    self._scanned += limit - self.at
                     return Bad(RejectReason.TOO_LARGE, f"no end of {more.inside} within {MAX_RECORD:,} bytes")
-                if self.more():
+                elif self.more():
                     continue
-                if more.inside == "a number or word" and self.source.problem is None:
+                elif more.inside == "a number or word" and self.source.problem is None:
                     return limit
-                return Bad(RejectReason.CUT_OFF, f"the file is cut off inside {more.inside}")
+                else:
+                    bad = Bad(RejectReason.CUT_OFF, f"the file is cut off inside {more.inside}")
+            self._scanned += limit - self.at
+            opened = left_open(window.data, self.at, _ENDLESS)
+            self._endless.append((array("q", (window.base + position for position in opened)), bad))
+            return bad
 
     def look(self, question: Callable[[bytes, int], _Answer]) -> _Answer | None:
         """What `question` finds out about the value here, given as much of it as it needs; None: nothing."""
@@ -135,10 +147,9 @@ class Cursor:
     def _next_record(self) -> bool:
         """Goes to the next object that reads well and is a record. False: to the end of the file."""
         window = self.window
-        searched = 0
-        hopeless: deque[array[int]] = deque(maxlen=4)  # offsets of objects that are known to have no end
+        enough = self._scanned + _SEARCH
         self.at += 1
-        while searched < _SEARCH:
+        while self._scanned < enough:
             match = _OBJECT.search(window.data, self.at)
             if match is None:
                 # The start of one may lie across the window's edge.
@@ -147,14 +158,9 @@ class Cursor:
                     break
                 continue
             self.at = match.start()
-            if not any(_contains(offsets, self.offset) for offsets in hopeless):
-                end = self.end()
-                if isinstance(end, Bad):
-                    searched += len(window.data) - self.at
-                    opened = left_open(window.data, self.at, _HOPELESS)
-                    hopeless.append(array("q", (window.base + position for position in opened)))
-                elif looks_like_record(parse(window.data[self.at : end], Mended())):
-                    return True
+            end = self.end()
+            if isinstance(end, int) and looks_like_record(parse(window.data[self.at : end], Mended())):
+                return True
             self.at += 1
         while self.at < len(window.data) or self.more():
             self.at = len(window.data)

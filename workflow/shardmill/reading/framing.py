@@ -22,6 +22,8 @@ from shardmill.reading.syntax import Bad, Broken, Mended, NeedMore, end_of_value
 
 _LINE_END = re.compile(rb"[ \t\r]*+(\n|\Z)")
 
+# Arrays of records in an array are read as part of it, down to here.
+_NESTED = 4
 # What may come next in an object: a byte of it, or 0 for any value.
 _KEY, _COLON, _COMMA, _VALUE = b'":,\0'
 
@@ -65,7 +67,7 @@ class Framer:
 
     # Containers
 
-    def _array(self) -> Iterator[Frame | Lost]:
+    def _array(self, depth: int = 0) -> Iterator[Frame | Lost]:
         """Behind a `[`, up to and with its `]`."""
         here, runs = self._cursor, self._runs
         comma_due = False
@@ -88,9 +90,9 @@ class Framer:
                     continue
             elif comma_due:
                 yield here.lost(RejectReason.INVALID_JSON, "a comma is missing before this", 0)
-            if byte == 0x5B and here.look(array_holds) is Holds.RECORDS:
+            if byte == 0x5B and depth < _NESTED and here.look(array_holds) is Holds.RECORDS:
                 here.at += 1
-                yield from self._array()
+                yield from self._array(depth + 1)
                 comma_due = True
                 continue
             if byte == 0x7B and here.offset >= one_by_one_until:
@@ -118,14 +120,14 @@ class Framer:
             if byte == 0x7D and expected in (_KEY, _COMMA):
                 here.at += 1
                 return
-            if byte == expected in (_COMMA, _COLON):
+            if byte == expected and expected in (_COMMA, _COLON):
                 here.at += 1
                 expected = _KEY if expected == _COMMA else _VALUE
             elif expected == _VALUE and byte == 0x5B and here.look(array_holds) is Holds.RECORDS:
                 here.at += 1
                 yield from self._array()
                 expected = _COMMA
-            elif byte == expected == _KEY or expected == _VALUE:
+            elif expected == _VALUE or (expected == _KEY and byte == _KEY):
                 end = here.end()
                 if isinstance(end, Bad):
                     yield from here.broken(end, lines=False)

@@ -17,7 +17,7 @@ class RejectReason(StrEnum):
 
     INVALID_JSON = "invalid_json"  # not JSON from this byte on, up to the next whole record
     CUT_OFF = "cut_off"  # the file, or its last line, ends inside a record, an array or a compressed frame
-    TOO_LARGE = "too_large"  # no end within framing.MAX_RECORD bytes (256 MiB)
+    TOO_LARGE = "too_large"  # no end within cursor.MAX_RECORD bytes (128 MiB)
     DAMAGED_FILE = "damaged_file"  # the compressed or Parquet file is damaged, and nothing behind that can be read
 
     # A whole record that can't be taken up.
