@@ -444,3 +444,14 @@ async def test_a_wrong_flag_is_the_set_ups_fault_and_is_not_tried_again(results:
     async with await Fleet.join(settings, build_of(results), "a", 0) as fleet:
         with pytest.raises(SetupFault, match="no-such-flag"):
             await asyncio.wait_for(fleet.lease(), 20)
+
+
+async def test_a_start_that_is_cut_short_leaves_nothing(results: Path) -> None:
+    settings, build = settings_of(results), build_of(results)
+    with runlock.acquire(build.lock):
+        async with await Fleet.join(settings, build, "a", 0):
+            pass
+        os.kill(fleet_pid(settings), signal.SIGTERM)
+        await until(lambda: not Home.of(settings).alive(), "the fleet to leave", 20)
+        servers = Home.of(settings).servers
+        assert not [lock for lock in servers.glob("*.lock") if runlock.holder(lock) is not None]

@@ -47,7 +47,7 @@ def read_file(path: Path) -> list[str]:
         # The line itself is not shown: what makes it wrong may be a password in it.
         if not url.startswith(("http://", "https://")) or not urlsplit(url).hostname or "@" in url:
             raise SettingsError(
-                f"Line {number} of the endpoints file {path} is not a server's URL (http://host:port, without user name)."
+                f"Line {number} of the endpoints file {path} is no server's URL (http://host:port, no user name)."
             )
         urls.append(url)
     return urls

@@ -17,26 +17,21 @@ from typing import Any
 
 from shardmill.engines.base import Fault
 from shardmill.engines.choose import engine, new_session
-from shardmill.errors import SettingsError, SetupFault
 from shardmill.files import write_json
 from shardmill.fleet import state, wire
-from shardmill.fleet.endpoints import endpoints
-from shardmill.fleet.gpus import gpus
 from shardmill.fleet.history import History
 from shardmill.fleet.home import Home, user_folder
 from shardmill.fleet.jobs import Job, Runs
 from shardmill.fleet.member import Member
 from shardmill.fleet.patience import Patience, given_up
 from shardmill.fleet.pool import Ask, Pool
+from shardmill.fleet.roster import Roster
 from shardmill.fleet.site import Expectation, Site
 from shardmill.fleet.timing import Timing
-from shardmill.servers.choose import launchers
-from shardmill.servers.process import ServerProcess, left_over
 from shardmill.settings import Settings
 
 # After these a server may be dead: it is looked at before the job hears what became of its request.
 _BROKEN = frozenset({Fault.REFUSED, Fault.RESET, Fault.HALF_SENT, Fault.TIMEOUT})
-_LOAD_TIMEOUT_S = 5.0
 
 
 class FleetProcess:
@@ -47,12 +42,11 @@ class FleetProcess:
         self.settings = settings
         self.timing = timing
         self.pool = Pool()
-        self.members: dict[str, Member] = {}
         self.jobs: dict[str, Job] = {}
         self.runs = Runs()
+        self.roster: Roster  # made in `run`, where there is a loop
         self.started = datetime.now(UTC)
         self.expected = Expectation(settings.model.name, settings.model.context)
-        self._lives: dict[str, asyncio.Task[None]] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._ids = count(1)
         self._leave = asyncio.Event()
@@ -68,7 +62,7 @@ class FleetProcess:
         key_variable = self.settings.servers.api_key_env
         key = os.environ.get(key_variable) if key_variable else None
         async with new_session() as session:
-            self.site = Site(
+            site = Site(
                 home=self.home,
                 engine=engine(self.settings.servers.engine, key),
                 session=session,
@@ -80,8 +74,9 @@ class FleetProcess:
                 log=_log,
             )
             path = _socket_path(self.home)
-            await self._take_over()
-            self._read_endpoints()
+            self.roster = Roster(self.settings, site)
+            await self.roster.take_over()
+            self.roster.read_endpoints()
             server = await asyncio.start_unix_server(self._serve, path, limit=wire.LINE_LIMIT)
             write_json(self.home.address, {"socket": str(path)})
             _log(f"fleet {self.home.root.name} at work for {self.settings.model.name} ({self.settings.servers.engine})")
@@ -93,72 +88,8 @@ class FleetProcess:
                 await self._shut_down()
         _log("fleet left")
 
-    # Servers
-
-    async def _take_over(self) -> None:
-        """Servers of a fleet that was killed go on serving, when they are what this one would start."""
-        if not self.settings.servers.launch:
-            return
-        wanted = {launcher.name: launcher for launcher in launchers(self.settings, self.home)}
-        running = left_over(self.home)
-        if not running:
-            self.home.stay.unlink(missing_ok=True)  # the servers that were to stay are gone (the machine was restarted)
-        ours: dict[str, ServerProcess] = {}
-        others: list[ServerProcess] = []
-        for process in running:
-            launcher = wanted.get(process.name)
-            if launcher is not None and process.record["fingerprint"] == launcher.fingerprint():
-                _log(f"{process.name}: taken over, process {process.pid} at {process.url}")
-                ours[process.name] = process
-            else:
-                _log(f"{process.name}: process {process.pid} was started with other settings, and is stopped")
-                others.append(process)
-        await asyncio.gather(*(process.stop(self.timing.grace_s) for process in others))
-        for name, launcher in wanted.items():
-            taken = ours.get(name)
-            self._add(Member(name, self.site, launcher, url=taken.url if taken else "", process=taken))
-
-    def _read_endpoints(self) -> None:
-        if self.settings.servers.launch:
-            return
-        try:
-            given = {endpoint.name: endpoint for endpoint in endpoints(self.settings)}
-        except SettingsError as error:
-            _log(f"{error} The servers stay as they are.")
-            return
-        for name, endpoint in given.items():
-            if name not in self.members:
-                self._add(Member(name, self.site, None, url=endpoint.url))
-        for name in [name for name in self.members if name not in given]:
-            _log(f"{name}: taken out of the endpoints")
-            self._remove(name)
-        for name in [name for name in self.pool.slots if name not in self.members]:
-            if not self.pool.slots[name].outstanding:
-                self.pool.forget(name)
-
-    def _add(self, member: Member) -> None:
-        self.members[member.name] = member
-        life = asyncio.create_task(member.run())
-        self._lives[member.name] = life
-        life.add_done_callback(lambda life: self._ended(member, life))
-
-    def _ended(self, member: Member, life: asyncio.Task[None]) -> None:
-        """One server's trouble must not end the others' work, and must not pass in silence either."""
-        error = None if life.cancelled() else life.exception()
-        if error is not None:
-            member.give_up(f"{type(error).__name__} in the fleet: {error}")
-
-    def _remove(self, name: str) -> None:
-        """Out of the pool; the answers under way still come."""
-        self._lives.pop(name).cancel()
-        self.pool.close(name)
-        del self.members[name]
-
     async def _shut_down(self) -> None:
-        for life in self._lives.values():
-            life.cancel()
-        await asyncio.gather(*self._lives.values(), return_exceptions=True)
-        await asyncio.gather(*(member.shut_down() for member in self.members.values()))
+        await self.roster.shut_down()
         for job in self.jobs.values():
             job.writer.close()
         for task in list(self._background):
@@ -206,17 +137,10 @@ class FleetProcess:
             job.granted_at[held["n"]] = now - held["age_s"]
         if hello["vocab"] is not None and hello["vocab"] != self.expected.vocabulary:
             self.expected.vocabulary = hello["vocab"]
-            self._judge_all()
-        warnings = [member.warning for member in self.members.values() if member.warning]
+            self.roster.judge_all()
+        warnings = [member.warning for member in self.roster.members.values() if member.warning]
         job.tell({"op": "welcome", "warnings": warnings})
         return job
-
-    def _judge_all(self) -> None:
-        for member in self.members.values():
-            try:
-                member.judge()
-            except SetupFault as fault:
-                member.refuse(fault)
 
     def _farewell(self, job: Job) -> None:
         """Ended or killed: what it held is free again."""
@@ -244,7 +168,7 @@ class FleetProcess:
         number = message["n"]
         granted_at = job.granted_at.pop(number, time.monotonic())
         name = self.pool.release((job.id, number))
-        member = self.members.get(name) if name is not None else None
+        member = self.roster.members.get(name) if name is not None else None
         fault = None if message["fault"] is None else Fault(message["fault"])
         if member is not None:
             self._note(member, message, fault)
@@ -284,7 +208,7 @@ class FleetProcess:
 
     def _give_out(self) -> None:
         for grant in self.pool.grants():
-            job, member = self.jobs[grant.ask.client], self.members[grant.server]
+            job, member = self.jobs[grant.ask.client], self.roster.members[grant.server]
             job.granted_at[grant.ask.number] = time.monotonic()
             member.granted()
             job.tell({"op": "grant", "n": grant.ask.number, "server": member.name, "url": member.url})
@@ -294,7 +218,9 @@ class FleetProcess:
             self.jobs[client].tell({"op": "lost", "n": number})
 
     def _refuse_where_hopeless(self) -> None:
-        for job, kind, message in self._patience.refusals(time.monotonic(), self.members.values(), self.jobs.values()):
+        for job, kind, message in self._patience.refusals(
+            time.monotonic(), self.roster.members.values(), self.jobs.values()
+        ):
             if self.pool.cancel_all(job.id):
                 job.tell({"op": "refuse", "n": 0, "kind": kind, "message": message})
 
@@ -320,7 +246,7 @@ class FleetProcess:
             now = time.monotonic()
             if now - looked >= self.timing.endpoints_s:
                 looked = now
-                self._read_endpoints()
+                self.roster.read_endpoints()
             self._refuse_where_hopeless()
             self._tell_stop()
             if now - written >= self.timing.state_s:
@@ -348,11 +274,10 @@ class FleetProcess:
         if self.jobs:  # told to leave, and not gone yet
             self._over_at = self._over_at if self._over_at is not None else now
             return now - self._over_at > self.timing.leave_s
-        return given_up(self.members.values()) or now - self._needed_at > self.timing.linger_s
+        return given_up(self.roster.members.values()) or now - self._needed_at > self.timing.linger_s
 
     async def _look_at_loads(self) -> None:
-        seen = await gpus() if self.settings.servers.launch and self.settings.servers.gpus else {}
-        await asyncio.gather(*(member.look(_LOAD_TIMEOUT_S, seen) for member in self.members.values()))
+        await self.roster.look()
         self._write_state()
 
     def _write_state(self) -> None:

@@ -46,8 +46,8 @@ def describe(fleet: FleetProcess) -> dict[str, Any]:
             }
             for job in sorted(fleet.jobs.values(), key=lambda job: job.order)
         ],
-        "servers": [describe_member(member, now) for member in fleet.members.values()],
-        "warnings": [member.warning for member in fleet.members.values() if member.warning],
+        "servers": [describe_member(member, now) for member in fleet.roster.members.values()],
+        "warnings": [member.warning for member in fleet.roster.members.values() if member.warning],
     }
 
 

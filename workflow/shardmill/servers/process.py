@@ -181,13 +181,16 @@ async def start(home: Home, name: str, command: Command, grace_s: float, orphan_
             start_new_session=True,
         )
     until = time.monotonic() + _GUARDIAN_START_S
-    while not record.exists():
-        if guardian.poll() is not None or time.monotonic() > until:
-            guardian.kill()
-            lines = errors.read_text(errors="replace").strip().splitlines()
-            reason = lines[-1] if lines else "no reason given"
-            raise ShardmillError(f"Server {name} could not be started with {command.argv[0]}: {reason}.")
-        await asyncio.sleep(_PAUSE_S)
+    try:
+        while not record.exists():
+            if guardian.poll() is not None or time.monotonic() > until:
+                lines = errors.read_text(errors="replace").strip().splitlines()
+                reason = lines[-1] if lines else "no reason given"
+                raise ShardmillError(f"Server {name} could not be started with {command.argv[0]}: {reason}.")
+            await asyncio.sleep(_PAUSE_S)
+    except BaseException:
+        guardian.terminate()  # it takes with it what it may have started
+        raise
     return ServerProcess(name, read_json(record), lock, begin, guardian)
 
 
