@@ -390,8 +390,11 @@ def test_commas_that_are_too_many_or_too_few(tmp_path: Path) -> None:
 
 
 def test_unclosed_brackets_take_no_forever(tmp_path: Path) -> None:
-    for content in (b'{"a":' * 100_000, b'[{"a":' * 100_000, b'{"' * 200_000, b"[" * 1_000_000, b'"' * 1_000_000):
+    good = json.dumps(record("r", "q", "a")).encode()
+    for content in (b'{"a":' * 50_000, b'[{"a":' * 50_000, b'{"' * 100_000, b"[" * 500_000, b'"' * 500_000):
         assert from_bytes(content, tmp_path).counts.conversations == 0
+    for content in (b"[" + (good + b",[") * 2_000, (good + b'{"') * 2_000):
+        assert from_bytes(content, tmp_path, dedupe=False).counts.conversations == 2_000
 
 
 # Rejoining and duplicates

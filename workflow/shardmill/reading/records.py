@@ -88,7 +88,7 @@ class ReadCounts:
         return self.records == parts
 
 
-# Names in ReadCounts.notes.
+# Names in ReadCounts.notes. Of copies that dedupe made one, what is said is that of the first.
 NOTES = {
     "lone_surrogates": "lone surrogates that became U+FFFD",
     "nan_values": "NaN and Infinity that became null",
