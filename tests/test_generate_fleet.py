@@ -17,12 +17,14 @@ import orjson
 import pytest
 
 from genkit import VOCABULARY, completions, conversation_id, expected, make_settings, make_shard, random_prompt
-from shardmill.files import read_json
+from shardmill.files import read_json, write_json
 from shardmill.fleet import runlock
 from shardmill.fleet.home import fleets
 from shardmill.fleet.timing import VARIABLE
 from shardmill.generate.journal import read_records
+from shardmill.identity import build_identity
 from shardmill.paths import BuildPaths, shard_name
+from shardmill.plan import make_plan
 from shardmill.settings import Settings
 from simserver import SimFleet
 
@@ -78,13 +80,16 @@ Shards = dict[str, list[list[int]]]
 
 
 def shards(settings: Settings, results: Path, count: int, prompts: int) -> tuple[BuildPaths, Shards]:
-    """A build with `count` shards of `prompts` prompts."""
+    """A build with `count` shards of `prompts` prompts, as a run leaves it before its generate jobs."""
     by_shard = {
         shard_name(index, count): [random_prompt(1000 * index + number) for number in range(prompts)]
         for index in range(count)
     }
     for shard, asked in by_shard.items():
         build = make_shard(results / "sample-0123456789", settings, asked, shard=shard)
+    identity = build_identity(settings, "0" * 64, "0" * 64, None)
+    write_json(build.build_json, {**read_json(build.build_json), "identity": identity})
+    make_plan(settings, build, frozenset).save(build.plan)
     return build, by_shard
 
 
