@@ -24,4 +24,5 @@ def targets():
     wanted = [file for place in places for file in each(place, PLAN.unfinished)]
     if PLAN.quality:
         wanted.append(str(BUILD.quality_passed(PLAN.checks_key)))
-    return wanted or [ancient(str(BUILD.quality_report))]
+    # With nothing left, a file that no rule makes: Snakemake would compare any other with how it was made before.
+    return wanted or [ancient(str(BUILD.build_json))]
