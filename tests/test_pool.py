@@ -136,6 +136,17 @@ def test_full_queue_lowers_the_limit_and_answers_raise_it_again() -> None:
     assert len(pool.grants()) == 2
 
 
+def test_full_server_is_left_alone_until_it_is_resumed() -> None:
+    pool = pool_of(a=8)
+    ask_many(pool, 8)
+    pool.full("a")
+    for number in range(3):
+        pool.release(("j", number))
+    assert ask_many(pool, 1, first=20) == []
+    pool.resume("a")
+    assert len(pool.grants()) == 1
+
+
 def test_asking_twice_under_one_number_is_a_mistake() -> None:
     pool = pool_of(a=1)
     ask_many(pool, 1)
