@@ -61,12 +61,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fraction", type=float, default=0.02, help="of the known run's shards")
     parser.add_argument("--folder", type=Path, default=None, help="where the build is made for the time being")
+    parser.add_argument("--mean-answer", type=int, default=MEAN_ANSWER, help="tokens; small for memory by rows alone")
     options = parser.parse_args()
     shards = max(1, round(SHARDS * options.fraction))
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="quality-scale-") as folder:
         build = BuildPaths(Path(folder) / "scale-0123456789")
         begin = time.perf_counter()
-        tokens = make_build(build, shards)
+        tokens = make_build(build, shards, options.mean_answer)
         made = time.perf_counter() - begin
         size = sum(path.stat().st_size for path in build.root.rglob("*.parquet"))
         print(
@@ -95,14 +96,14 @@ def measure(build: BuildPaths, what: str) -> dict[str, float]:
     return found
 
 
-def make_build(build: BuildPaths, shards: int) -> int:
+def make_build(build: BuildPaths, shards: int, mean_answer: int) -> int:
     random = np.random.default_rng(7)
     words = np.array([f" word{number}"[: random.integers(3, 8)] for number in range(4000)])
     tokens = 0
     by_shard = {}
     for index in range(shards):
         name = shard_name(index, SHARDS)
-        tokens += write_shard(build, name, index, random, words)
+        tokens += write_shard(build, name, index, random, words, mean_answer)
         by_shard[name] = ROWS
     write_table(build.rejects, REJECTS, [])
     settings = resolve(SETTINGS)
@@ -116,9 +117,11 @@ def make_build(build: BuildPaths, shards: int) -> int:
     return tokens
 
 
-def write_shard(build: BuildPaths, name: str, index: int, random: np.random.Generator, words: np.ndarray) -> int:
+def write_shard(
+    build: BuildPaths, name: str, index: int, random: np.random.Generator, words: np.ndarray, mean_answer: int
+) -> int:
     prompts = lengths(random, MEAN_PROMPT, 8000)
-    answers = lengths(random, MEAN_ANSWER, 8192)
+    answers = lengths(random, mean_answer, 8192)
     prompt_ids, output_ids = ids(random, prompts), ids(random, answers)
     ends = np.cumsum(answers)
     output_ids[ends - 1] = STOP

@@ -7,5 +7,6 @@ SELECT avg(loops::INTEGER) FROM answers;
 
 -- examples:
 SELECT a.prompt_id, a.server || ' …' || right(c.text, 120)
-FROM answers a JOIN completions c USING (conversation_id, turn)
-WHERE a.loops ORDER BY a.conversation_id LIMIT 3;
+FROM (SELECT answers.* FROM answers WHERE loops ORDER BY conversation_id LIMIT 3) a
+JOIN completions c USING (conversation_id, turn)
+ORDER BY a.conversation_id;

@@ -7,5 +7,6 @@ SELECT avg((completion_tokens < 16)::INTEGER) FROM answers;
 
 -- examples:
 SELECT a.prompt_id, c.text
-FROM answers a JOIN completions c USING (conversation_id, turn)
-WHERE a.completion_tokens < 16 ORDER BY a.conversation_id LIMIT 3;
+FROM (SELECT answers.* FROM answers WHERE completion_tokens < 16 ORDER BY conversation_id LIMIT 3) a
+JOIN completions c USING (conversation_id, turn)
+ORDER BY a.conversation_id;

@@ -7,5 +7,6 @@ SELECT CASE WHEN any_value(settings.thinking) THEN avg((thought_chars = 0)::INTE
 
 -- examples:
 SELECT a.prompt_id, c.text
-FROM answers a JOIN completions c USING (conversation_id, turn), settings
-WHERE settings.thinking AND a.thought_chars = 0 ORDER BY a.conversation_id LIMIT 3;
+FROM (SELECT answers.* FROM answers, settings WHERE settings.thinking AND thought_chars = 0 ORDER BY conversation_id LIMIT 3) a
+JOIN completions c USING (conversation_id, turn)
+ORDER BY a.conversation_id;

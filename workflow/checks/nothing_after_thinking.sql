@@ -6,5 +6,6 @@ SELECT avg((closed AND said_chars = 0)::INTEGER) FROM answers;
 
 -- examples:
 SELECT a.prompt_id, right(c.text, 160)
-FROM answers a JOIN completions c USING (conversation_id, turn)
-WHERE a.closed AND a.said_chars = 0 ORDER BY a.conversation_id LIMIT 3;
+FROM (SELECT answers.* FROM answers WHERE closed AND said_chars = 0 ORDER BY conversation_id LIMIT 3) a
+JOIN completions c USING (conversation_id, turn)
+ORDER BY a.conversation_id;

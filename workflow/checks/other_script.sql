@@ -7,5 +7,6 @@ SELECT avg(other_script::INTEGER) FROM answers;
 
 -- examples:
 SELECT a.prompt_id, left(json_extract_string(p.messages, '$[#-1].content'), 60) || ' → ' || right(c.text, 60)
-FROM answers a JOIN completions c USING (conversation_id, turn) JOIN prompts p USING (conversation_id, turn)
-WHERE a.other_script ORDER BY a.conversation_id LIMIT 3;
+FROM (SELECT answers.* FROM answers WHERE other_script ORDER BY conversation_id LIMIT 3) a
+JOIN completions c USING (conversation_id, turn) JOIN prompts p USING (conversation_id, turn)
+ORDER BY a.conversation_id;

@@ -7,5 +7,6 @@ SELECT avg(refuses::INTEGER) FROM answers;
 
 -- examples:
 SELECT a.prompt_id, left(ltrim(replace(c.text, '</think>', '')), 120)
-FROM answers a JOIN completions c USING (conversation_id, turn)
-WHERE a.refuses ORDER BY a.conversation_id LIMIT 3;
+FROM (SELECT answers.* FROM answers WHERE refuses ORDER BY conversation_id LIMIT 3) a
+JOIN completions c USING (conversation_id, turn)
+ORDER BY a.conversation_id;

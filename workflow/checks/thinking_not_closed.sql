@@ -7,5 +7,6 @@ SELECT CASE WHEN any_value(settings.thinking) THEN avg((NOT closed)::INTEGER) EN
 
 -- examples:
 SELECT a.prompt_id, right(c.text, 160)
-FROM answers a JOIN completions c USING (conversation_id, turn), settings
-WHERE settings.thinking AND NOT a.closed ORDER BY a.conversation_id LIMIT 3;
+FROM (SELECT answers.* FROM answers, settings WHERE settings.thinking AND NOT closed ORDER BY conversation_id LIMIT 3) a
+JOIN completions c USING (conversation_id, turn)
+ORDER BY a.conversation_id;

@@ -6,5 +6,6 @@ SELECT avg((finish_reason = 'length')::INTEGER) FROM answers;
 
 -- examples:
 SELECT a.prompt_id, a.completion_tokens || ' tokens, ends: ' || right(c.text, 120)
-FROM answers a JOIN completions c USING (conversation_id, turn)
-WHERE a.finish_reason = 'length' ORDER BY a.conversation_id LIMIT 3;
+FROM (SELECT answers.* FROM answers WHERE finish_reason = 'length' ORDER BY conversation_id LIMIT 3) a
+JOIN completions c USING (conversation_id, turn)
+ORDER BY a.conversation_id;

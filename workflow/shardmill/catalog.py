@@ -6,6 +6,7 @@ has none) and manifests (a row a published shard). A kind with no file yet is an
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +29,7 @@ _MANIFEST_COLUMNS = {
     "objects": "STRUCT(kind VARCHAR, path VARCHAR, key VARCHAR, size BIGINT, sha256 VARCHAR, rows BIGINT)[]",
     "created_at": "VARCHAR",
 }
+_MOST_THREADS = 8
 _TYPES = {
     pa.string(): "VARCHAR",
     pa.int16(): "SMALLINT",
@@ -54,7 +56,6 @@ def connect(
     build: BuildPaths,
     shards: Sequence[str] | None = None,
     memory_limit: str = "3GB",
-    threads: int | None = None,
 ) -> duckdb.DuckDBPyConnection:
     """An in-memory database with the views over what of `build` is there now (of `shards` alone, when given).
 
@@ -66,8 +67,8 @@ def connect(
     connection = duckdb.connect(":memory:", config={"memory_limit": memory_limit})
     # Drawn on stdout by long queries, where `shardmill query --format json` writes.
     connection.execute("SET enable_progress_bar = false")
-    if threads is not None:
-        connection.execute(f"SET threads = {threads}")
+    # Each thread holds row groups of long lists: on a large machine, all cores would not fit the memory limit.
+    connection.execute(f"SET threads = {min(os.cpu_count() or 1, _MOST_THREADS)}")
     connection.execute(f"SET temp_directory = {quoted(str((build.run / 'spill').absolute()))}")
     for kind in SHARDED:
         files = _files(build.root / kind, "shard-*.parquet", shards)
