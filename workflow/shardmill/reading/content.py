@@ -25,6 +25,8 @@ def in_order(turns: Sequence[Turn], system: str | None, later_part: bool) -> tup
 
     Raises Unreadable (empty_user, no_user_turn).
     """
+    if system is None and _is_plain(turns):
+        return list(turns), Counter({"ends_with_user": 1} if len(turns) % 2 else None)
     notes: Counter[str] = Counter()
     kept: list[Turn] = []
     users = asked = 0
@@ -67,6 +69,14 @@ def in_order(turns: Sequence[Turn], system: str | None, later_part: bool) -> tup
     if kept[-1][0] == "user":
         notes["ends_with_user"] = 1
     return kept, notes
+
+
+def _is_plain(turns: Sequence[Turn]) -> bool:
+    """User and assistant by turns, a user first, no text blank: most conversations, and nothing to do about them."""
+    roles = [turn[0] for turn in turns]
+    if roles[::2].count("user") + roles[1::2].count("assistant") != len(roles) or not roles:
+        return False
+    return not any(is_blank(text) for turn in turns if not (text := turn[1] or "")[:1].isalnum())
 
 
 def _put_system(kept: list[Turn], system: str, notes: Counter[str]) -> None:

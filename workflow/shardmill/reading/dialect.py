@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,8 +66,8 @@ class Unreadable(Exception):
 
 
 # A turn on its way: [role, content], or [role, content, tool_calls, name, tool_call_id] (see records.Message). Plain
-# lists, since hundreds of thousands of them go through the spool a second.
-Turn = list[str | None]
+# tuples and lists, since hundreds of thousands of them go through the spool a second.
+Turn = Sequence[str | None]
 
 
 @dataclass(slots=True)
@@ -143,7 +144,7 @@ def _plain_turns(turns: list[Any], roles: Counter[str]) -> list[Turn] | None:
     if set(map(len, turns)) != {2} or set(map(type, said)) != {str}:
         return None
     roles.update(written)
-    return list(map(list, zip(known, said, strict=True)))
+    return list(zip(known, said, strict=True))
 
 
 def _turns_field(record: dict[str, Any]) -> tuple[list[Any], bool]:
@@ -182,13 +183,13 @@ def _read_turn(turn: dict[str, Any], number: int, roles: Counter[str]) -> Turn:
     roles[written] += 1
     content = _text(_get(turn, CONTENT_KEYS), number)
     if known == FUNCTION_CALL:
-        return ["assistant", "", _calls_from_text(content, number), None, None]
+        return ("assistant", "", _calls_from_text(content, number), None, None)
     if known == "assistant":
         calls = _get(turn, ("tool_calls",)) or _get(turn, ("function_call",))
-        return ["assistant", content, _calls(calls, number), None, None] if calls else ["assistant", content]
+        return ("assistant", content, _calls(calls, number), None, None) if calls else ("assistant", content)
     if known == "tool":
-        return ["tool", content, None, _optional(turn, "name"), _optional(turn, "tool_call_id")]
-    return [known, content]
+        return ("tool", content, None, _optional(turn, "name"), _optional(turn, "tool_call_id"))
+    return (known, content)
 
 
 def _role(turn: dict[str, Any], number: int) -> tuple[str, str]:
