@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from workspace import REPO
 
 from shardmill import config_docs, settings
 from shardmill.errors import SettingsError
+from workspace import REPO
 
 
 def every_key(node: dict[str, Any], where: str = "") -> list[tuple[str, dict[str, Any]]]:
