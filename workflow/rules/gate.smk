@@ -13,8 +13,10 @@ rule check_pilot:
     benchmark:
         str(BUILD.logs / "check_pilot.tsv")
     priority: 2
+    params:
+        build=BUILD.root,
     shell:
-        STEP + " check-pilot"
+        "shardmill step --build {params.build:q} --log {log:q} check-pilot"
 
 
 rule gate:
@@ -28,5 +30,7 @@ rule gate:
     benchmark:
         str(BUILD.logs / "gate.tsv")
     priority: 2
+    params:
+        build=BUILD.root,
     shell:
-        STEP + " verdict {input.report}"
+        "shardmill step --build {params.build:q} --log {log:q} verdict {input.report:q}"

@@ -12,5 +12,7 @@ rule make_prompts:
     benchmark:
         str(BUILD.logs / "prompts.tsv")
     threads: workflow.cores
+    params:
+        build=BUILD.root,
     shell:
-        STEP + " prompts --threads {threads}"
+        "shardmill step --build {params.build:q} --log {log:q} prompts --threads {threads}"

@@ -14,8 +14,10 @@ rule publish:
     wildcard_constraints:
         shard=pattern(PLAN.publish),
     priority: 1
+    params:
+        build=BUILD.root,
     shell:
-        STEP + " publish {wildcards.shard}"
+        "shardmill step --build {params.build:q} --log {log:q} publish {wildcards.shard}"
 
 
 rule restore:
@@ -30,5 +32,7 @@ rule restore:
     wildcard_constraints:
         shard=pattern(PLAN.restore),
     priority: 1
+    params:
+        build=BUILD.root,
     shell:
-        STEP + " restore {wildcards.shard}"
+        "shardmill step --build {params.build:q} --log {log:q} restore {wildcards.shard}"

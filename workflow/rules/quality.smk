@@ -11,8 +11,10 @@ rule check_build:
         str(BUILD.logs / "check_build.log"),
     benchmark:
         str(BUILD.logs / "check_build.tsv")
+    params:
+        build=BUILD.root,
     shell:
-        STEP + " check-build"
+        "shardmill step --build {params.build:q} --log {log:q} check-build"
 
 
 rule report:
@@ -27,8 +29,10 @@ rule report:
         str(BUILD.logs / "report.log"),
     benchmark:
         str(BUILD.logs / "report.tsv")
+    params:
+        build=BUILD.root,
     shell:
-        STEP + " report"
+        "shardmill step --build {params.build:q} --log {log:q} report"
 
 
 rule verdict:
@@ -42,5 +46,7 @@ rule verdict:
         str(BUILD.logs / "verdict.log"),
     benchmark:
         str(BUILD.logs / "verdict.tsv")
+    params:
+        build=BUILD.root,
     shell:
-        STEP + " verdict {input.report}"
+        "shardmill step --build {params.build:q} --log {log:q} verdict {input.report:q}"

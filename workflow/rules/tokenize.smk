@@ -13,5 +13,7 @@ rule tokenize:
     wildcard_constraints:
         shard=pattern(PLAN.tokenize),
     priority: 1
+    params:
+        build=BUILD.root,
     shell:
-        STEP + " tokenize {wildcards.shard}"
+        "shardmill step --build {params.build:q} --log {log:q} tokenize {wildcards.shard}"
