@@ -97,10 +97,11 @@ def _run(build: BuildPaths) -> RunNow:
     """Who holds the build's lock. Of a run that is over there is the time at which it wrote down its plan."""
     holder = runlock.holder(build.lock)
     who = holder or {}
-    if holder is None:
-        began = build.plan.stat().st_mtime if build.plan.exists() else None
-    else:
-        began = datetime.fromisoformat(holder["started"]).timestamp() if holder else None
+    began: float | None = None
+    if holder is None and build.plan.exists():
+        began = build.plan.stat().st_mtime
+    elif "started" in who:
+        began = datetime.fromisoformat(who["started"]).timestamp()
     return RunNow(
         at_work=holder is not None,
         command=who.get("command"),
