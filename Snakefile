@@ -15,9 +15,7 @@ from shardmill.run import open_run
 configfile: "config/config.yaml"
 
 
-RUN = open_run(
-    config, workflow.config_settings.config, frozen=not workflow.is_main_process
-)
+RUN = open_run(config, workflow.config_settings, not workflow.is_main_process)
 BUILD, PLAN = RUN.build, RUN.plan
 
 

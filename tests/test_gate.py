@@ -54,7 +54,7 @@ def generated(space: Workspace) -> set[str]:
 
 
 def test_the_seeds_disaster_is_stopped_after_the_pilot(tmp_path: Path) -> None:
-    with SimFleet(1, BAD | {"time_scale": 0.01}) as fleet:
+    with SimFleet(1, BAD | {"instant": True}) as fleet:
         space = workspace(tmp_path / "run", fleet)
         done = space.snakemake(expect=1)
         said = done.stdout + done.stderr
@@ -78,7 +78,7 @@ def test_the_seeds_disaster_is_stopped_after_the_pilot(tmp_path: Path) -> None:
 
 
 def test_a_run_that_turns_bad_in_the_middle_is_stopped_within_a_few_shards(tmp_path: Path) -> None:
-    with SimFleet(1, GOOD | {"time_scale": 0.4, "max_running_requests": 12}) as fleet:
+    with SimFleet(1, GOOD | {"max_running_requests": 12}) as fleet:
         space = workspace(tmp_path / "run", fleet)
         log = (space.root / "run.log").open("w")
         run = subprocess.Popen(
@@ -107,7 +107,7 @@ def test_a_run_that_turns_bad_in_the_middle_is_stopped_within_a_few_shards(tmp_p
 
 
 def test_limits_can_change_and_are_judged_again_without_generating(tmp_path: Path) -> None:
-    with SimFleet(1, BAD | {"time_scale": 0.01}) as fleet:
+    with SimFleet(1, BAD | {"instant": True}) as fleet:
         space = workspace(tmp_path / "run", fleet)
         space.snakemake(expect=1)
         space.configure({"quality": {"limits": {"other_script": None, "nearly_empty": 1.0, "equal_answers": None}}})

@@ -91,6 +91,25 @@ def test_another_model_does_not_inherit_the_embedded_tokenizer() -> None:
     assert other.model.tokenizer is None and not other.model.embedded
 
 
+def test_another_model_does_not_inherit_limits_made_for_the_embedded_one(tmp_path: Path) -> None:
+    same, other = tmp_path / "same.yaml", tmp_path / "other.yaml"
+    same.write_text("sampling: {max_new_tokens: 64}\n")
+    other.write_text(
+        "model: {name: m}\nservers: {engine: sglang, endpoints: ['http://a:1']}\nquality: {limits: {truncated: 0.2}}\n"
+    )
+    assert settings.load(same).quality.limits == settings.load().quality.limits != {}
+    assert settings.load(other).quality.limits == {"truncated": 0.2}
+    assert settings.load(REPO / "config" / "qwen3.6-27b-b200.yaml").quality.limits == {}
+
+
+def test_values_of_the_command_line_are_what_they_say() -> None:
+    said = {"prompts": {"limit": "200", "shards": "null", "dedupe": "false"}, "model": {"revision": "123"}}
+    assert settings.typed(said) == {
+        "prompts": {"limit": 200, "shards": None, "dedupe": False},
+        "model": {"revision": "123"},
+    }
+
+
 @pytest.mark.parametrize(("text", "words"), [("a: [", "YAML"), ("- a", "mapping"), ("", None)])
 def test_a_broken_config_file_is_one_sentence(tmp_path: Path, text: str, words: str | None) -> None:
     file = tmp_path / "c.yaml"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from shardmill import __version__
 from shardmill.digests import UNKNOWN, InputDigests, input_digests
@@ -22,9 +22,16 @@ from shardmill.fleet.runlock import RunLock, acquire, myself
 from shardmill.identity import build_id, build_identity
 from shardmill.paths import BuildPaths
 from shardmill.plan import Plan, make_plan
-from shardmill.settings import Settings, resolve, with_typed
+from shardmill.settings import Settings, layered, resolve, typed
 
 _VERSIONS = ("snakemake", "pyarrow", "duckdb", "transformers", "tokenizers", "boto3")
+
+
+class ConfigSettings(Protocol):
+    """What is used of Snakemake's own (snakemake.settings.types.ConfigSettings)."""
+
+    overwrite_config: Mapping[str, Any]
+    config: Mapping[str, Any]
 
 
 @dataclass
@@ -85,15 +92,16 @@ class Run:
         )
 
 
-def open_run(config: Mapping[str, Any], command_line: Mapping[str, Any], frozen: bool) -> Run:
+def open_run(config: Mapping[str, Any], given: ConfigSettings, frozen: bool) -> Run:
     """Reads the settings, finds the build that they name, and plans it.
 
-    `command_line`: what --config gave, which is in `config` too, but as texts.
+    `config` is all of it; `given` what --configfile and --config laid over config/config.yaml, --config as texts.
     `frozen`: this process parses the workflow again for a job of a run that is at work, and takes that run's plan.
     Ends the process with one sentence where the config is wrong or the dataset is missing.
     """
     try:
-        return plan_run(resolve(with_typed(config, command_line)), Path(), frozen)
+        over = layered(given.overwrite_config, typed(given.config))
+        return plan_run(resolve(layered(config, over)), Path(), frozen)
     except ShardmillError as error:
         _stop(error)
 

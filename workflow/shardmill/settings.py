@@ -150,10 +150,29 @@ _SECTIONS = {
 
 def load(*overlays: Path) -> Settings:
     """Settings of config/config.yaml with `overlays` laid over it in order, as `snakemake --configfile` does."""
-    merged: dict[str, Any] = {}
-    for path in (DEFAULT_CONFIG, *overlays):
-        merged = _overlay(merged, _read_yaml(path))
-    return resolve(merged)
+    here = Path("config/config.yaml")
+    over: dict[str, Any] = {}
+    for path in overlays:
+        over = _overlay(over, _read_yaml(path))
+    return resolve(layered(_read_yaml(here if here.exists() else DEFAULT_CONFIG), over))
+
+
+def layered(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` laid over `base`, Snakemake's way. What fits the embedded model, a config for another does not inherit.
+
+    That is the tokenizer and its template, and the limits of checks, which fit what a model can do.
+    """
+    merged = _overlay(dict(base), over)
+    model, own = merged.get("model"), over.get("model")
+    if not isinstance(model, dict) or not isinstance(own, Mapping) or not isinstance(merged.get("quality", {}), dict):
+        return merged
+    if own.get("name", EMBEDDED_MODEL) == EMBEDDED_MODEL:
+        return merged
+    for key in ("revision", "tokenizer", "tokenizer_sha256", "chat_template"):
+        if key not in own:
+            model.pop(key, None)
+    merged["quality"] = {**merged.get("quality", {}), "limits": (over.get("quality") or {}).get("limits", {})}
+    return merged
 
 
 def resolve(config: Mapping[str, Any]) -> Settings:
@@ -175,9 +194,10 @@ def resolve(config: Mapping[str, Any]) -> Settings:
     return settings
 
 
-def with_typed(config: Mapping[str, Any], command_line: Mapping[str, Any]) -> dict[str, Any]:
-    """`config` with the values of Snakemake's --config as what they say: it hands over `{"limit": 200}` as texts."""
-    return _overlay(_plain(config), _typed(_plain(command_line), schema()))
+def typed(command_line: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of Snakemake's --config as what they say: it hands over `{"limit": 200}` as texts."""
+    values: dict[str, Any] = _typed(_plain(command_line), schema())
+    return values
 
 
 def _typed(value: Any, node: Mapping[str, Any]) -> Any:

@@ -109,7 +109,7 @@ class Conversations:
     async def _report(self) -> None:
         """The progress file, and now and then a line."""
         tally = self._work.tally
-        said = asyncio.get_running_loop().time()
+        said, told = asyncio.get_running_loop().time(), 0
         while True:
             progress = tally.progress("running")
             self._want(progress["waiting"])
@@ -117,7 +117,10 @@ class Conversations:
             now = asyncio.get_running_loop().time()
             if now - said >= self._pace.log_s:
                 said = now
-                _log.info("%s", line(progress))
+                # A shard that waits for its turn, with older ones in front, has nothing new to say.
+                if progress["in_flight"] or progress["done"] > told:
+                    told = progress["done"]
+                    _log.info("%s", line(progress))
             await asyncio.sleep(self._pace.progress_s)
 
 
