@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
-from hypothesis import given, settings
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from builds import Answer, MadeBuild, good, settings_of
 from genkit import SHARD, completions, generate, make_settings, make_shard, random_prompt
+from s3servers import BUCKET, KEY, SECRET, moto_server, store_settings
 from shardmill.cli import cli
+from shardmill.errors import StoreError
+from shardmill.files import write_json
 from shardmill.fleet.runlock import acquire
 from shardmill.generate.journal import open_journal, read_records
 from shardmill.paths import BuildPaths, shard_name
-from shardmill.redo import find_failed, forget_failed
+from shardmill.redo import discard_shard, find_failed, forget_failed
 from shardmill.schemas import COMPLETIONS, read_rows, write_table
+from shardmill.settings import Settings
+from shardmill.store.listing import published_shards
+from shardmill.store.publish import publish_shard
 from simserver import SimFleet
 from workspace import Workspace
 
@@ -104,7 +114,7 @@ def test_retry_of_a_stopped_shard_cleans_its_journal(tmp_path: Path) -> None:
     assert list(read_records(build.journal(shard))) == rows[2:]
 
 
-@settings(max_examples=15, deadline=None)
+@hypothesis_settings(max_examples=15, deadline=None)
 @given(st.lists(st.sampled_from([None, "empty", "repetition"]), min_size=1, max_size=20), st.integers(0, 3))
 def test_a_kill_between_any_two_steps_loses_no_row(
     tmp_path_factory: pytest.TempPathFactory, reasons: list[str | None], step: int
@@ -195,6 +205,80 @@ def test_discard_takes_a_shard_and_no_other(tmp_path: Path) -> None:
     assert build.prompts(bad).exists() and build.completions(other).exists() and build.manifest(other).exists()
     again = shardmill("discard", bad, "--build", str(build.root))
     assert again.exit_code == 0 and "nothing of it was here" in again.output
+
+
+@pytest.fixture
+def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, BuildPaths, Settings]]:
+    """A build of two shards in a bucket: a plain boto3 client, the build, its settings."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "no-config"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with moto_server() as server:
+        config = store_settings(server.url, shards=2)
+        build = made(tmp_path, [good(0), failed(1, "empty"), good(2), good(3)])
+        write_json(build.settings, config.as_dict())
+        for shard in (shard_name(0, 2), shard_name(1, 2)):
+            publish_shard(config, build, shard)
+        yield server.client(), build, config
+
+
+def stored(client: Any) -> set[str]:
+    return {item["Key"] for item in client.list_objects_v2(Bucket=BUCKET).get("Contents", [])}
+
+
+def test_discard_asks_before_it_takes_a_shard_out_of_the_store(published: tuple[Any, BuildPaths, Settings]) -> None:
+    client, build, config = published
+    bad, before = shard_name(1, 2), stored(client)
+    refused = shardmill("discard", bad, "--build", str(build.root), answer="n\n")
+    assert refused.exit_code == 1 and "s3://" in refused.output
+    assert stored(client) == before and build.completions(bad).exists()
+    agreed = shardmill("discard", bad, "--build", str(build.root), answer="y\n")
+    assert agreed.exit_code == 0 and "not in the store any more" in agreed.output
+    assert {key for key in before if bad in key} == before - stored(client) and not build.manifest(bad).exists()
+    assert published_shards(config, build) == {shard_name(0, 2)}
+
+
+def test_a_damaged_manifest_in_the_store_can_be_discarded(published: tuple[Any, BuildPaths, Settings]) -> None:
+    client, build, config = published
+    bad = shard_name(1, 2)
+    key = next(key for key in stored(client) if key.endswith(f"manifests/{bad}.json"))
+    client.put_object(Bucket=BUCKET, Key=key, Body=b"{")
+    assert shardmill("discard", bad, "--yes", "--build", str(build.root)).exit_code == 0
+    assert published_shards(config, build) == {shard_name(0, 2)}
+
+
+def test_a_manifest_cannot_take_another_builds_objects_with_it(published: tuple[Any, BuildPaths, Settings]) -> None:
+    client, build, _ = published
+    bad = shard_name(1, 2)
+    client.put_object(Bucket=BUCKET, Key="another/treasure", Body=b"kept")
+    key = next(key for key in stored(client) if key.endswith(f"manifests/{bad}.json"))
+    manifest = json.loads(client.get_object(Bucket=BUCKET, Key=key)["Body"].read())
+    manifest["objects"][0]["key"] = "another/treasure"
+    client.put_object(Bucket=BUCKET, Key=key, Body=json.dumps(manifest).encode())
+    shardmill("discard", bad, "--yes", "--build", str(build.root))
+    assert "another/treasure" in stored(client)
+
+
+def test_retry_takes_its_shard_out_of_the_store(published: tuple[Any, BuildPaths, Settings]) -> None:
+    _, build, config = published
+    assert shardmill("retry", "empty", "--build", str(build.root), answer="n\n").exit_code == 1
+    assert published_shards(config, build) == {shard_name(0, 2), shard_name(1, 2)}
+    assert shardmill("retry", "empty", "--yes", "--build", str(build.root)).exit_code == 0
+    assert published_shards(config, build) == {shard_name(0, 2)}
+    assert len(list(read_records(build.journal(shard_name(1, 2))))) == 1
+
+
+def test_a_store_that_cannot_be_reached_costs_nothing(published: tuple[Any, BuildPaths, Settings]) -> None:
+    """Nothing has gone from here when the store could not be told."""
+    _, build, config = published
+    lost = replace(config, s3=replace(config.s3, bucket="no-such-bucket"))
+    with pytest.raises(StoreError):
+        discard_shard(lost, build, shard_name(1, 2))
+    with pytest.raises(StoreError):
+        forget_failed(lost, build, find_failed(lost, build, ["empty"])[0])
+    for path in (build.completions, build.tokens, build.manifest):
+        assert path(shard_name(1, 2)).exists()
 
 
 def test_retry_and_discard_in_a_real_build(tmp_path: Path) -> None:

@@ -242,6 +242,20 @@ def test_another_machine_has_the_rows_alone(tmp_path: Path) -> None:
     assert [server.answers for server in fleet.servers] == [4, 4]
 
 
+def test_gpus_that_no_server_names_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers elsewhere don't say which GPU is theirs: nvidia-smi of this machine is shown beside them."""
+    tool = tmp_path / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\necho '0, 97, 655.32, 150000, 183359'\necho '1, [N/A], [N/A], 10, 183359'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}:/usr/bin:/bin")
+    settings, build = build_of(tmp_path, [good(number) for number in range(4)])
+    first, second = gather(settings, build).other_gpus
+    assert (first.index, first.use, first.power_w, first.bytes) == (0, 0.97, 655.32, 150000 << 20)
+    assert (second.use, second.power_w) == (None, None)
+    assert "GPU 0 of this machine: 97% busy, 655 W" in shardmill("status", "--build", str(build.root))
+
+
 def test_a_useless_draft_is_warned_of(tmp_path: Path) -> None:
     settings, build = build_of(tmp_path, [good(n, accept_length=1.0) for n in range(4)])
     status = gather(settings, build)
