@@ -403,9 +403,9 @@ def test_a_store_without_conditional_writes_that_says_so(
 
 
 def test_requests_of_a_shard(proxy: S3Proxy, settings: Settings, build: BuildPaths, tmp_path: Path) -> None:
-    """Two objects up and checked, the manifest looked for, made and read back; three down."""
+    """Two objects up and checked, the manifest looked for, made and read back, the claim ended; three down."""
     publish_shard(settings, build, FIRST)
-    assert dict(proxy.seen) == {"GetObject": 2, "PutObject": 3, "HeadObject": 2}
+    assert dict(proxy.seen) == {"GetObject": 2, "PutObject": 3, "HeadObject": 2, "DeleteObject": 1}
     assert [key.rpartition("/")[2] for operation, key in proxy.log if operation == "PutObject"][-1] == f"{FIRST}.json"
     proxy.clear()
     restore_shard(settings, BuildPaths(tmp_path / "there" / NAME), FIRST)

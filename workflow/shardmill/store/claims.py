@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 LEASE_S = 120.0
 # A generated shard is still to be tokenized and published: the claim outlives the job by this, unless publish ends it.
-HANDOVER_S = 900.0
+HANDOVER_S = 300.0
 # How long a rival's write may take to be seen in a store without conditional writes.
 _SETTLE_S = 1.0
 

@@ -96,6 +96,7 @@ def unpublish_shard(settings: Settings, build: BuildPaths, shard: str) -> None:
 
 
 def _publish(store: Store, s3: S3, build: BuildPaths, ours: Manifest) -> None:
+    from shardmill.store.claims import claim_key
     from shardmill.store.restore import fetch_manifest, manifest_key, take_shard
     from shardmill.store.transfer import upload_file
 
@@ -118,6 +119,15 @@ def _publish(store: Store, s3: S3, build: BuildPaths, ours: Manifest) -> None:
         log.warning("Shard %s was published by another machine first: its files are taken.", ours.shard)
         _forget(store, uploaded, found[0])
     take_shard(store, build, *found)
+    _end_claim(store, claim_key(s3, build, ours.shard))
+
+
+def _end_claim(store: Store, key: str) -> None:
+    """A published shard needs no claim; one that can't be deleted expires."""
+    try:
+        store.delete([key])
+    except StoreError as error:
+        log.warning("The claim of a published shard is left, and expires. %s", error)
 
 
 def _forget(store: Store, uploaded: list[str], winner: Manifest) -> None:
