@@ -172,6 +172,10 @@ def test_every_shard_is_in_one_stage(tmp_path: Path) -> None:
     assert stopped.prompts.ok == 7 and stopped.prompts.in_flight == 0
     assert at_work.pace.tokens_per_s_now == 30 and stopped.pace.tokens_per_s_now is None
     assert at_work.faults == {"reset": 2}
+    assert {server.name: server.answers for server in at_work.fleet.servers} == {
+        "http://127.0.0.1:30000": 6,
+        "gpu-0": 1,
+    }
     assert [example.conversation_id for example in at_work.failures[0].examples] == ["c"]
     mean = at_work.prompts.mean_tokens
     assert mean is not None and at_work.outlook.left_s == pytest.approx(4 * mean / 30)

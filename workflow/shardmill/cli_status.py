@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from shardmill.cli_common import build_options, target
 
 if TYPE_CHECKING:
     from shardmill.status.gather import Gatherer
+    from shardmill.status.model import Status
 
 _LEAST_EVERY_S = 2.0
 
@@ -30,31 +32,37 @@ def status(watch: bool, every: float, as_json: bool, root: Path | None, configfi
     from shardmill.status.gather import Gatherer
 
     subject = target(root, configfiles)
-    gatherer = Gatherer(subject.settings, subject.build)
-    if as_json:
-        while True:
-            option = 0 if watch else orjson.OPT_INDENT_2
-            click.echo(orjson.dumps(gatherer.gather().as_dict(), option=option))
-            if not watch:
-                return
-            time.sleep(every)
-    _show(gatherer, every if watch else None)
+    looks = _looks(Gatherer(subject.settings, subject.build), every if watch else None)
+    try:
+        if as_json:
+            for look in looks:
+                click.echo(orjson.dumps(look.as_dict(), option=0 if watch else orjson.OPT_INDENT_2))
+        else:
+            _show(looks, watch)
+    except KeyboardInterrupt:
+        if not watch:
+            raise
 
 
-def _show(gatherer: Gatherer, every: float | None) -> None:
+def _looks(gatherer: Gatherer, every: float | None) -> Iterator[Status]:
+    """One, or one every so many seconds without end."""
+    yield gatherer.gather()
+    while every is not None:
+        time.sleep(every)
+        yield gatherer.gather()
+
+
+def _show(looks: Iterator[Status], watch: bool) -> None:
     from rich.live import Live
 
     from shardmill.fleet.show import console
     from shardmill.status.show import render
 
     out = console()
-    if every is None or not out.is_terminal:
-        while True:
-            out.print(render(gatherer.gather(), out), soft_wrap=not out.is_terminal)
-            if every is None:
-                return
-            time.sleep(every)
-    with Live(render(gatherer.gather(), out), console=out, auto_refresh=False, screen=True) as live:
-        while True:
-            time.sleep(every)
-            live.update(render(gatherer.gather(), out), refresh=True)
+    if not (watch and out.is_terminal):
+        for look in looks:
+            out.print(render(look, out), soft_wrap=not out.is_terminal)
+        return
+    with Live(console=out, auto_refresh=False, screen=True, vertical_overflow="crop") as live:
+        for look in looks:
+            live.update(render(look, out), refresh=True)

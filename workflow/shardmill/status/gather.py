@@ -54,7 +54,7 @@ class Gatherer:
         home = servers.find_home(settings, build)
         each = {name: work(listed) for name, listed in by_server(spans).items()}
         total = work(spans)
-        fleet = servers.describe(settings, home, servers.read_state(home), each, total)
+        fleet = servers.describe(settings, home, servers.read_state(home), each, total, _going(shards, done))
         prompts = _prompts(shards, done, facts.get("counts") or {})
         pace = outlook.pace(shards, spans, each)
         seen: dict[int, Gpu] = {} if any(s.gpu is not None for s in fleet.servers) else servers.local_gpus()
@@ -163,6 +163,15 @@ def _prompts(shards: Sequence[ShardNow], done: Mapping[str, ShardRows], counts: 
         mean_tokens=all_tokens / all_ok if all_ok else None,
         mean_prompt_tokens=prompt_tokens / ok if ok else None,
     )
+
+
+def _going(shards: Sequence[ShardNow], done: Mapping[str, ShardRows]) -> dict[str, int]:
+    """What each server has answered of shards that are not finished, as their jobs count it."""
+    answers: Counter[str] = Counter()
+    for shard in shards:
+        if shard.name not in done and shard.stage in (_GOING, Stage.BEGUN) and shard.progress is not None:
+            answers.update({name: counts.get("ok", 0) for name, counts in shard.progress["servers"].items()})
+    return dict(answers)
 
 
 def _not_reached(done: Mapping[str, ShardRows], by_shard: Mapping[str, int]) -> int:

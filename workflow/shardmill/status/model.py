@@ -75,7 +75,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """`*_now` is of the fleet, of the last minute or so; the rest is over all rows that this server has answered."""
+    """`*_now`: the fleet's, of the last minute or so. The rest is over rows of finished shards, `answers` over all."""
 
     name: str
     url: str | None

@@ -46,13 +46,19 @@ def local_gpus() -> dict[int, Gpu]:
 
 
 def describe(
-    settings: Settings, home: Home, state: Mapping[str, Any] | None, done: Mapping[str, Work], total: Work
+    settings: Settings,
+    home: Home,
+    state: Mapping[str, Any] | None,
+    done: Mapping[str, Work],
+    total: Work,
+    going: Mapping[str, int],
 ) -> Fleet:
-    """`done`: what each server has answered of this build, `total`: all of them together."""
+    """`done`: what each server has answered of finished shards, `total`: all of them together; `going`: of the rest."""
     alive = state is not None and home.alive()
     known = {server["name"]: server for server in state["servers"]} if state is not None else {}
-    names = [*known, *sorted(name for name in done if name not in known)]
-    servers = tuple(_server(name, known.get(name) if alive else None, done.get(name)) for name in names)
+    names = [*known, *sorted((done.keys() | going.keys()) - known.keys())]
+    live = known if alive else {}
+    servers = tuple(_server(name, live.get(name), done.get(name), going.get(name, 0)) for name in names)
     recent = [server.accept_length_now for server in servers if server.accept_length_now is not None]
     accept = sum(recent) / len(recent) if recent else total.accept_length
     return Fleet(
@@ -85,7 +91,7 @@ def other_gpus(fleet: Fleet, seen: Mapping[int, Gpu]) -> tuple[GpuNow, ...]:
     )
 
 
-def _server(name: str, live: Mapping[str, Any] | None, work: Work | None) -> Server:
+def _server(name: str, live: Mapping[str, Any] | None, work: Work | None, going: int) -> Server:
     here = live or {}
     gpu = here.get("gpu") or {}
     return Server(
@@ -111,7 +117,7 @@ def _server(name: str, live: Mapping[str, Any] | None, work: Work | None) -> Ser
         gpu_use=gpu.get("utilisation"),
         gpu_power_w=gpu.get("power_w"),
         gpu_bytes=_bytes(gpu.get("memory_used_mib")),
-        answers=work.rows if work else 0,
+        answers=going + (work.rows if work else 0),
         tokens=work.tokens if work else 0,
         busy_s=work.busy_s if work else 0.0,
         tokens_per_s=work.tokens_per_s if work else None,
