@@ -59,7 +59,7 @@ def test_tool_results_are_not_replayed() -> None:
 
 def test_final_needs_its_earlier_answers() -> None:
     messages = chat("uaua")
-    messages[1]["content"] = " \n"
+    messages[1]["content"] = " \n\u200b"
     with pytest.raises(NoPrompt) as refused:
         asked_turns(messages, "final")
     assert refused.value.args[0] == "empty_assistant"

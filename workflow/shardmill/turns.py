@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from shardmill.reading.dialect import is_blank
+
 # A message as a chat template takes it: {"role": …, "content": …} and, for tools, {"tool_calls"}, {"name"}.
 Chat = dict[str, Any]
 
@@ -38,7 +40,7 @@ def _through_last_question(messages: Sequence[Chat]) -> list[Chat]:
     last = max(index for index, message in enumerate(messages) if message["role"] in ("user", "tool"))
     history = list(messages[: last + 1])
     for message in history:
-        if message["role"] == "assistant" and not message["content"].strip() and not message.get("tool_calls"):
+        if message["role"] == "assistant" and is_blank(message["content"]) and not message.get("tool_calls"):
             raise NoPrompt("empty_assistant", "an earlier answer is empty, and prompts.turns: final keeps it")
     return history
 

@@ -1,0 +1,160 @@
+"""The prompts step as a whole: one result for any number of workers and any order, and every record accounted for."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from readkit import CASES
+from shardmill import workers
+from shardmill.errors import DataError
+from shardmill.files import read_json, write_json
+from shardmill.paths import BuildPaths, shard_names
+from shardmill.prompts import make_prompts
+from shardmill.settings import resolve
+from workspace import Workspace
+
+
+def made(folder: Path, records: list[dict[str, Any]], processes: int = 1, **prompts: Any) -> BuildPaths:
+    """The prompts of `records`, written as JSON Lines, in a build of 4 shards."""
+    folder.mkdir(parents=True)
+    dataset = folder / "data.jsonl"
+    dataset.write_text("".join(json.dumps(record) + "\n" for record in records))
+    settings = resolve({"dataset": {"path": str(dataset)}, "prompts": {"shards": 4, **prompts}})
+    build = BuildPaths(folder / "build")
+    build.run.mkdir(parents=True)
+    write_json(build.build_json, {"identity": {}, "counts": None})
+    make_prompts(settings, build, shard_names(4), workers=processes)
+    return build
+
+
+def shards(build: BuildPaths) -> dict[str, bytes]:
+    return {name: build.prompts(name).read_bytes() for name in shard_names(4)}
+
+
+def records(count: int) -> list[dict[str, Any]]:
+    rng = random.Random(7)
+    words = ["river", "Straße", "数学", "def f(x):", "why", "🦆", "  spaced ", "<|im_end|>"]
+    return [
+        {
+            "id": f"id{number}",
+            "conversations": [
+                turn
+                for part in range(rng.randint(1, 3))
+                for turn in (
+                    {"from": "human", "value": f"{number}.{part} " + " ".join(rng.choices(words, k=6))},
+                    {"from": "gpt", "value": f"answer {number}.{part}"},
+                )
+            ],
+        }
+        for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize("turns", ["user_only", "regenerate", "final"])
+def test_shards_are_the_same_bytes_for_any_workers_and_order(
+    tmp_path: Path, turns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "_WORTH_IT", 50)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    given = records(400)
+    one = made(tmp_path / "one", given, turns=turns)
+    two = made(tmp_path / "two", given, processes=2, turns=turns)
+    shuffled = made(tmp_path / "shuffled", random.Random(1).sample(given, len(given)), turns=turns)
+    assert shards(one) == shards(two) == shards(shuffled)
+    counts = read_json(one.build_json)["counts"]
+    assert counts["conversations"] == 400
+    assert counts["prompts"] == sum(pq.read_metadata(one.prompts(name)).num_rows for name in shard_names(4))
+    assert counts["prompts"] == sum(counts["prompts_by_shard"].values())
+
+
+def test_appended_records_move_no_old_one(tmp_path: Path) -> None:
+    given = records(200)
+    before, after = made(tmp_path / "before", given[:150]), made(tmp_path / "after", given)
+    for name in shard_names(4):
+        old = pq.read_table(before.prompts(name)).to_pylist()
+        new = pq.read_table(after.prompts(name)).to_pylist()
+        assert [row for row in new if row["conversation_id"] in {row["conversation_id"] for row in old}] == old
+
+
+def test_limit_takes_the_first_conversations_that_make_a_prompt(tmp_path: Path) -> None:
+    given = records(20)
+    given[1]["conversations"][0]["value"] = "long " * 5000
+    given[2]["conversations"] = []
+    build = made(tmp_path / "limited", given, limit=5)
+    counts = read_json(build.build_json)["counts"]
+    assert (counts["records"], counts["conversations"], counts["rejected"], counts["beyond_limit"]) == (20, 5, 2, 13)
+    ids = {row["source_id"] for name in shard_names(4) for row in pq.read_table(build.prompts(name)).to_pylist()}
+    assert ids == {"id0", "id3", "id4", "id5", "id6"}
+    reasons = pq.read_table(build.rejects).to_pylist()
+    assert [(row["record"], row["reason"]) for row in reasons] == [
+        (2, "prompt_too_long"),
+        (3, "empty_conversation"),
+    ]
+    assert "over prompts.max_prompt_tokens (4096)" in reasons[0]["detail"]
+
+
+def test_a_dataset_without_a_prompt_is_one_sentence_with_its_reasons(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="makes no prompt: 2 records, rejected as 1 empty_conversation, 1 no_user_turn"):
+        made(
+            tmp_path / "none",
+            [{"conversations": []}, {"conversations": [{"from": "gpt", "value": "I speak first and alone."}]}],
+        )
+
+
+def case_files() -> list[Path]:
+    """Every input of the cases up to 109 that can be read as it lies there."""
+    files = [file for file in sorted(CASES.glob("*/input*")) if int(file.parent.name[:3]) <= 109]
+    return files + sorted(CASES.glob("079-*/*.json*")) + sorted(CASES.glob("083-*/*.zst"))
+
+
+@pytest.mark.skipif(not CASES.exists(), reason=f"the shared cases are not at {CASES}")
+def test_all_cases_in_one_build_are_accounted_for(tmp_path: Path) -> None:
+    """Through the front door: what other tools crash on, together, loses nothing and stops nothing."""
+    workspace = Workspace(
+        tmp_path,
+        {
+            "dataset": {"path": [str(file) for file in case_files()], "bad_records": "reject"},
+            # Ids and contents recur over the cases, which were not written to be read together.
+            "prompts": {"rejoin": False, "dedupe": False},
+        },
+    )
+    done = workspace.snakemake("--until", "make_prompts")
+    assert "Traceback" not in done.stdout + done.stderr
+    counts = read_json(workspace.results / "build.json")["counts"]
+    assert counts["records"] == counts["conversations"] + counts["rejected"]
+    assert counts["joined"] == counts["duplicates"] == counts["beyond_limit"] == 0
+    by_case: dict[str, list[str]] = defaultdict(list)
+    for row in pq.read_table(workspace.results / "prompts" / "rejects.parquet").to_pylist():
+        by_case[Path(row["source_file"]).parent.name[:3]].append(row["reason"])
+        assert row["detail"] and row["record"] >= 1
+    assert {number: sorted(reasons) for number, reasons in by_case.items()} == {
+        "004": ["unknown_role"],
+        "006": ["no_user_turn"],
+        "011": ["no_user_turn"],
+        "014": ["tools_not_supported"],
+        "016": ["bad_tools", "bad_tools"],
+        "020": ["empty_user"],
+        "022": ["empty_user"],
+        "024": ["non_text_part"],
+        "030": [
+            "not_an_object",
+            "turn_not_an_object",
+            "turn_not_an_object",
+            "turns_not_a_list",
+            "turns_not_a_list",
+        ],
+        "040": ["empty_conversation"],
+        "057": ["invalid_utf8"],
+        "071": ["cut_off"],
+        "079": ["no_conversations", "not_an_object"],
+        "083": ["cut_off"],
+        "084": ["too_deep"],
+    }
+    assert (counts["records"], counts["prompts"]) == (93, 72)
