@@ -18,7 +18,7 @@ from shardmill.paths import BuildPaths, shard_names
 from shardmill.plan import make_plan
 from shardmill.settings import Settings
 from shardmill.store import claims, transfer
-from shardmill.store.client import Store, check_access
+from shardmill.store.client import Store, check_access, open_store
 from shardmill.store.listing import published_shards
 from shardmill.store.manifest import Manifest, manifest_matches, read_manifest, root_key
 from shardmill.store.publish import publish_files, publish_shard, unpublish_shard
@@ -31,6 +31,7 @@ FIRST = SHARDS[0]
 
 @pytest.fixture(autouse=True)
 def credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    open_store.cache_clear()
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "no-config"))

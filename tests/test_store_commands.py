@@ -18,6 +18,7 @@ from shardmill.errors import ShardmillError, UsageError
 from shardmill.files import write_json
 from shardmill.paths import BuildPaths, shard_names
 from shardmill.settings import Settings
+from shardmill.store.client import open_store
 from shardmill.store.manifest import root_key
 from shardmill.store.publish import publish_files, publish_shard
 from storebuilds import NAME, files_of, make_build
@@ -28,6 +29,7 @@ FIRST = SHARDS[0]
 
 @pytest.fixture(autouse=True)
 def credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    open_store.cache_clear()
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "no-config"))

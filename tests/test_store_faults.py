@@ -21,7 +21,7 @@ from shardmill.errors import StoreError
 from shardmill.paths import BuildPaths, shard_names
 from shardmill.settings import Settings
 from shardmill.store import claims, transfer
-from shardmill.store.client import Store
+from shardmill.store.client import Store, open_store
 from shardmill.store.listing import published_shards
 from shardmill.store.manifest import root_key
 from shardmill.store.publish import publish_shard
@@ -35,6 +35,7 @@ SOAK = os.environ.get("SHARDMILL_SOAK") == "1"
 
 @pytest.fixture(autouse=True)
 def credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    open_store.cache_clear()
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "no-config"))
@@ -257,6 +258,7 @@ def test_credentials_that_the_provider_renews_are_used_amid_a_run(
     monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    open_store.cache_clear()
     publish_shard(settings, build, FIRST)
     used = {headers["authorization"].partition("Credential=")[2].partition("/")[0] for headers in proxy.sent_headers}
     assert len(used) > 1
@@ -331,6 +333,7 @@ def test_a_bucket_that_is_missing(settings: Settings, build: BuildPaths) -> None
 def test_credentials_that_are_missing(settings: Settings, build: BuildPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    open_store.cache_clear()
     said = said_by(lambda: published_shards(settings, build))
     assert said.startswith("There are no credentials for the bucket mill")
 

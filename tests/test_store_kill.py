@@ -24,6 +24,7 @@ from s3servers import BUCKET, KEY, SECRET, Server, moto_server, store_settings
 from shardmill.files import write_json
 from shardmill.paths import shard_names
 from shardmill.settings import Settings
+from shardmill.store.client import open_store
 from shardmill.store.manifest import root_key
 from shardmill.store.publish import publish_shard
 from storebuilds import NAME, assert_manifest_is_right, files_of, make_build
@@ -35,6 +36,7 @@ WORKER = Path(__file__).with_name("store_worker.py")
 
 @pytest.fixture(autouse=True)
 def credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    open_store.cache_clear()
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "no-config"))

@@ -126,9 +126,9 @@ def claim(settings: Settings, build: BuildPaths, shard: str, lease_s: float = LE
     key = claim_key(settings.s3, build, shard)
     if not uses_store(settings.s3):
         return Claim(None, key, body)
-    from shardmill.store.client import Store
+    from shardmill.store.client import open_store
 
-    store, content = Store(settings.s3), orjson.dumps(body)
+    store, content = open_store(settings.s3), orjson.dumps(body)
     found = store.get(key)
     if found is None:
         won = store.create(key, content)
@@ -151,9 +151,9 @@ def holder(settings: Settings, build: BuildPaths, shard: str) -> Holder | None:
     """Who holds a shard at the moment; None when it is free."""
     if not uses_store(settings.s3):
         return None
-    from shardmill.store.client import Store
+    from shardmill.store.client import open_store
 
-    found = Store(settings.s3).get(claim_key(settings.s3, build, shard))
+    found = open_store(settings.s3).get(claim_key(settings.s3, build, shard))
     if found is None or _left(found) <= 0:
         return None
     return Holder(str(_parse(found.body).get("machine", "another machine")), _left(found))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import os
@@ -41,6 +42,7 @@ _NO_CONDITIONS = {"NotImplemented", "InvalidArgument", "InvalidRequest", "Method
 # Answers of stores that want a Content-MD5 with DeleteObjects, which boto3 no longer sends, or don't know the call.
 _NO_BATCH_DELETE = {"MissingContentMD5", "InvalidRequest", "InvalidArgument", "NotImplemented", "MethodNotAllowed"}
 _DELETE_BATCH = 1000
+_BINARY = "application/octet-stream"
 # What a broken-off answer's body raises while it is read; botocore's own retries end with the headers.
 TORN = (boto.IncompleteReadError, boto.ReadTimeoutError, boto.ResponseStreamingError)
 
@@ -94,13 +96,14 @@ class Store:
     def url(self, key: str) -> str:
         return f"s3://{self.bucket}/{key}"
 
-    def put(self, key: str, content: bytes, content_type: str = "application/octet-stream") -> None:
+    def put(self, key: str, content: bytes, content_type: str = _BINARY, sha256: str | None = None) -> str:
         """Writes an object that fits in memory, over any that is there, with its sha256 in the metadata.
 
-        Content-MD5 lets any store refuse a body that was damaged on its way.
+        Content-MD5 lets any store refuse a body that was damaged on its way. Returns the MD5, in hex, which is the
+        ETag that S3 gives such an object. `sha256`: the content's, where the caller has it already.
         """
         with self.asking("PutObject", key):
-            self._put(key, content, ContentType=content_type)
+            return self._put(key, content, sha256, ContentType=content_type)
 
     def create(self, key: str, content: bytes) -> bool:
         """Writes a small object only if there is none: False when another was first.
@@ -217,7 +220,7 @@ class Store:
                 UploadId=upload_id,
                 PartNumber=number,
                 Body=content,
-                ContentMD5=_md5(content),
+                ContentMD5=b64encode(hashlib.md5(content, usedforsecurity=False).digest()).decode(),
             )
         return answer["ETag"]
 
@@ -254,23 +257,29 @@ class Store:
     def _target(self, operation: str, key: str) -> Target:
         return Target(operation, self.bucket, key, self.host, self._client.meta.region_name or "us-east-1")
 
-    def _put(self, key: str, content: bytes, **more: Any) -> None:
-        sha256 = hashlib.sha256(content).hexdigest()
+    def _put(self, key: str, content: bytes, sha256: str | None, **more: Any) -> str:
+        md5 = hashlib.md5(content, usedforsecurity=False)
         self._client.put_object(
-            Bucket=self.bucket, Key=key, Body=content, ContentMD5=_md5(content), Metadata={"sha256": sha256}, **more
+            Bucket=self.bucket,
+            Key=key,
+            Body=content,
+            ContentMD5=b64encode(md5.digest()).decode(),
+            Metadata={"sha256": sha256 or hashlib.sha256(content).hexdigest()},
+            **more,
         )
+        return md5.hexdigest()
 
     def _conditional(self, key: str, content: bytes, **condition: str) -> bool:
         with self.asking("PutObject", key):
             try:
-                self._put(key, content, ContentType="application/json", **condition)
+                self._put(key, content, None, ContentType="application/json", **condition)
             except boto.ClientError as error:
                 if status_of(error) in (404, 409, 412) and code_of(error) != "NoSuchBucket":
                     return False
                 if code_of(error) not in _NO_CONDITIONS and status_of(error) != 501:
                     raise
                 log.info("The store at %s has no conditional writes (%s).", self.host, code_of(error))
-                self._put(key, content, ContentType="application/json")
+                self._put(key, content, None, ContentType="application/json")
         return True
 
     def _delete_batch(self, keys: Sequence[str]) -> bool:
@@ -284,6 +293,12 @@ class Store:
                     return False
                 raise
         return not answer.get("Errors")
+
+
+@functools.lru_cache(maxsize=8)
+def open_store(s3: S3) -> Store:
+    """The process's store of these settings: making a client costs as much as a dozen requests. Safe among threads."""
+    return Store(s3)
 
 
 def check_access(settings: Settings) -> None:
@@ -324,10 +339,6 @@ def _client(s3: S3, bucket: str, attempts: int) -> S3Client:
         return session.client("s3", endpoint_url=s3.endpoint_url, region_name=s3.region, config=config)
     except (boto.BotoCoreError, ValueError) as error:
         raise translate(error, target) from None
-
-
-def _md5(content: bytes) -> str:
-    return b64encode(hashlib.md5(content, usedforsecurity=False).digest()).decode()
 
 
 def _sha256_of(answer: Any) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import mimetypes
+import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -35,9 +36,9 @@ def publish_shard(settings: Settings, build: BuildPaths, shard: str) -> None:
     # An older manifest, of files that are made anew by now, must not stand beside them.
     local.unlink(missing_ok=True)
     if uses_store(settings.s3):
-        from shardmill.store.client import Store
+        from shardmill.store.client import open_store
 
-        _publish(Store(settings.s3), settings.s3, build, manifest)
+        _publish(open_store(settings.s3), settings.s3, build, manifest)
     else:
         write_bytes(local, manifest.to_bytes())
     build.journal(shard).unlink(missing_ok=True)
@@ -51,10 +52,10 @@ def publish_files(settings: Settings, build: BuildPaths, paths: Iterable[Path]) 
     if not uses_store(settings.s3):
         return
     from shardmill.files import sha256_file
-    from shardmill.store.client import Store
+    from shardmill.store.client import open_store
     from shardmill.store.transfer import PART_BYTES, upload_file
 
-    store, root = Store(settings.s3), root_key(settings.s3, build.name)
+    store, root = open_store(settings.s3), root_key(settings.s3, build.name)
 
     def upload(path: Path) -> None:
         key = root + path.relative_to(build.root).as_posix()
@@ -80,9 +81,9 @@ def unpublish_shard(settings: Settings, build: BuildPaths, shard: str) -> None:
     from shardmill.store.restore import fetch_manifest, manifest_key
 
     if uses_store(settings.s3):
-        from shardmill.store.client import Store
+        from shardmill.store.client import open_store
 
-        store, root = Store(settings.s3), root_key(settings.s3, build.name)
+        store, root = open_store(settings.s3), root_key(settings.s3, build.name)
         keys: list[str] = []
         try:
             found = fetch_manifest(store, settings.s3, build, shard)
@@ -103,10 +104,13 @@ def _publish(store: Store, s3: S3, build: BuildPaths, ours: Manifest) -> None:
     found = fetch_manifest(store, s3, build, ours.shard)
     uploaded = []
     if found is None:
+        began = time.monotonic()
         for item in ours.objects:
             assert item.key is not None
             upload_file(store, item.key, build.root / item.path, item.sha256)
             uploaded.append(item.key)
+        size, spent = sum(item.size for item in ours.objects), time.monotonic() - began
+        log.info("Shard %s: %.1f MB uploaded and checked in %.1f s.", ours.shard, size / 1e6, spent)
         store.create(manifest_key(s3, build, ours.shard), ours.to_bytes())
         # Read back whoever wrote it: another machine may have been first, also in a store without conditional writes.
         found = fetch_manifest(store, s3, build, ours.shard)
@@ -115,10 +119,12 @@ def _publish(store: Store, s3: S3, build: BuildPaths, ours: Manifest) -> None:
                 f"{store.url(manifest_key(s3, build, ours.shard))} is not at {store.host} although it was just "
                 f"written: run again."
             )
-    if not found[0].same_content(ours):
+    if found[0].same_content(ours):
+        write_bytes(build.manifest(ours.shard), found[1])
+    else:
         log.warning("Shard %s was published by another machine first: its files are taken.", ours.shard)
         _forget(store, uploaded, found[0])
-    take_shard(store, build, *found)
+        take_shard(store, build, *found)
     _end_claim(store, claim_key(s3, build, ours.shard))
 
 

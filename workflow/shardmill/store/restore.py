@@ -25,9 +25,9 @@ def restore_shard(settings: Settings, build: BuildPaths, shard: str) -> None:
     A file that is already there and right is kept. The shard's journal goes: nothing in it is needed any more.
     Raises StoreError when the manifest or an object is missing or wrong.
     """
-    from shardmill.store.client import Store
+    from shardmill.store.client import open_store
 
-    store = Store(settings.s3)
+    store = open_store(settings.s3)
     found = fetch_manifest(store, settings.s3, build, shard)
     if found is None:
         raise StoreError(
@@ -47,10 +47,10 @@ def restore_facts(settings: Settings, build: BuildPaths) -> None:
     known = read_json(build.build_json) if build.build_json.exists() else {}
     if known.get("counts") and known.get("model") and build.rejects.exists():
         return
-    from shardmill.store.client import Store
+    from shardmill.store.client import open_store
     from shardmill.store.transfer import download_file
 
-    store, root = Store(settings.s3), root_key(settings.s3, build.name)
+    store, root = open_store(settings.s3), root_key(settings.s3, build.name)
     content = store.get(f"{root}build.json")
     if content is not None:
         theirs = orjson.loads(content.body)
@@ -63,9 +63,9 @@ def restore_facts(settings: Settings, build: BuildPaths) -> None:
 
 def is_published(settings: Settings, build: BuildPaths, shard: str) -> bool:
     """Whether the shard's manifest is in the store: one request."""
-    from shardmill.store.client import Store
+    from shardmill.store.client import open_store
 
-    return Store(settings.s3).head(manifest_key(settings.s3, build, shard)) is not None
+    return open_store(settings.s3).head(manifest_key(settings.s3, build, shard)) is not None
 
 
 def fetch_manifest(store: Store, s3: S3, build: BuildPaths, shard: str) -> tuple[Manifest, bytes] | None:

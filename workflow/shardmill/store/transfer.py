@@ -36,8 +36,7 @@ def upload_file(store: Store, key: str, path: Path, sha256: str) -> None:
         content = path.read_bytes()
         if hashlib.sha256(content).hexdigest() != sha256:
             raise _changed(path)
-        store.put(key, content)
-        etag = hashlib.md5(content, usedforsecurity=False).hexdigest()
+        etag = store.put(key, content, sha256=sha256)
     else:
         etag = _upload_parts(store, key, path, sha256)
     head = store.head(key)

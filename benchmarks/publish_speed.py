@@ -1,0 +1,136 @@
+"""How fast shards are published and restored, beside plain boto3 transfers of the same bytes in the same run.
+
+    python benchmarks/publish_speed.py [--shards 200] [--mb 4] [--jobs 4]
+
+Against a real S3 server on loopback (localbucket, a process of its own; --store moto for moto's). A shard is two
+objects, completions and tokens, of `--mb` together. The plain uploads are boto3's put_object and get_object with
+its default client and as many threads, with no digest, no check and no manifest. Requests are counted by a proxy, over
+20 more shards. Prints JSON; the ratios are shardmill's rate over the plain rate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+from s3proxy import s3_proxy  # noqa: E402
+from s3servers import BUCKET, KEY, SECRET, Server, moto_server, registry_server, store_settings  # noqa: E402
+from shardmill.paths import BuildPaths, shard_names  # noqa: E402
+from shardmill.schemas import COMPLETIONS, TOKENS, write_table  # noqa: E402
+from shardmill.store.publish import publish_shard  # noqa: E402
+from shardmill.store.restore import restore_shard  # noqa: E402
+
+NAME = "bench-0123456789"
+COUNTED = 20
+ROW_IDS = 2000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shards", type=int, default=200)
+    parser.add_argument("--mb", type=float, default=4.0)
+    parser.add_argument("--jobs", type=int, default=4)
+    parser.add_argument("--store", choices=["localbucket", "moto"], default="localbucket")
+    options = parser.parse_args()
+    os.environ.update(AWS_ACCESS_KEY_ID=KEY, AWS_SECRET_ACCESS_KEY=SECRET, AWS_EC2_METADATA_DISABLED="true")
+    with tempfile.TemporaryDirectory(prefix="publish-speed-") as name, contextlib.ExitStack() as stack:
+        folder = Path(name)
+        (folder / "server").mkdir()
+        server = moto_server() if options.store == "moto" else registry_server(options.store, folder / "server")
+        print(json.dumps(measure(stack.enter_context(server), folder, options), indent=2))
+
+
+def measure(server: Server, folder: Path, options: argparse.Namespace) -> dict[str, object]:
+    shards = shard_names(options.shards)
+    here, there = BuildPaths(folder / "here" / NAME), BuildPaths(folder / "there" / NAME)
+    size = make_shards(here, shards, options.mb)
+    settings = store_settings(server.url, shards=options.shards)
+    plain = server.client()
+    files = [path for shard in shards for path in (here.completions(shard), here.tokens(shard))]
+
+    def put(path: Path) -> None:
+        with path.open("rb") as body:
+            plain.put_object(Bucket=BUCKET, Key=f"plain/{path.parent.name}/{path.name}", Body=body)
+
+    def get(path: Path) -> None:
+        copy = folder / "plain" / path.parent.name / path.name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        plain.download_file(BUCKET, f"plain/{path.parent.name}/{path.name}", str(copy))
+
+    seconds = {
+        "plain_up": timed(put, files, options.jobs),
+        "publish": timed(lambda shard: publish_shard(settings, here, shard), shards, options.jobs),
+        "plain_down": timed(get, files, options.jobs),
+        "restore": timed(lambda shard: restore_shard(settings, there, shard), shards, options.jobs),
+    }
+    rates = {f"{what}_mb_per_s": round(size / 1e6 / spent, 1) for what, spent in seconds.items()}
+    return {
+        "store": server.name,
+        "shards": options.shards,
+        "mb": round(size / 1e6, 1),
+        "jobs": options.jobs,
+        "seconds": {what: round(spent, 2) for what, spent in seconds.items()},
+        **rates,
+        "publish_ratio": round(seconds["plain_up"] / seconds["publish"], 2),
+        "restore_ratio": round(seconds["plain_down"] / seconds["restore"], 2),
+        **requests(server, folder, options.mb),
+    }
+
+
+def timed(action: Callable[..., None], items: Iterable[object], jobs: int) -> float:
+    began = time.perf_counter()
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(action, items))
+    return time.perf_counter() - began
+
+
+def requests(server: Server, folder: Path, mb: float) -> dict[str, float]:
+    """Requests of a shard, up and down, over `COUNTED` more of them."""
+    shards = shard_names(COUNTED)
+    here, there = BuildPaths(folder / "counted" / NAME), BuildPaths(folder / "counted-there" / NAME)
+    make_shards(here, shards, mb)
+    with s3_proxy(server.url) as proxy:
+        settings = store_settings(proxy.url, prefix="counted", shards=COUNTED)
+        for shard in shards:
+            publish_shard(settings, here, shard)
+        published = proxy.requests
+        for shard in shards:
+            restore_shard(settings, there, shard)
+        return {
+            "requests_per_publish": published / COUNTED,
+            "requests_per_restore": (proxy.requests - published) / COUNTED,
+        }
+
+
+def make_shards(build: BuildPaths, shards: list[str], mb: float) -> int:
+    """Random ids don't compress: `mb` on disk. Returns bytes in all."""
+    dice = random.Random(1)
+    first = shards[0]
+    rows = max(1, round(mb * 1e6 / (2 * ROW_IDS * 2.1)))
+    ids = [[dice.randrange(49152) for _ in range(ROW_IDS)] for _ in range(rows)]
+    write_table(
+        build.completions(first),
+        COMPLETIONS,
+        ({"prompt_id": str(n), "status": "ok", "output_ids": row} for n, row in enumerate(ids)),
+    )
+    write_table(build.tokens(first), TOKENS, ({"prompt_id": str(n), "input_ids": row} for n, row in enumerate(ids)))
+    for shard in shards[1:]:
+        for place in (build.completions, build.tokens):
+            place(shard).write_bytes(place(first).read_bytes())
+    return sum(place(shard).stat().st_size for shard in shards for place in (build.completions, build.tokens))
+
+
+if __name__ == "__main__":
+    main()
