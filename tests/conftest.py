@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -41,7 +42,8 @@ def running_server(log: Path, *arguments: str) -> Iterator[tuple[subprocess.Pope
     port = free_port()
     command = [sys.executable, "-m", "shardmill.servers.embedded", "--model", str(embedded_gguf()), "--port", str(port)]
     with log.open("wb") as stream:
-        process = subprocess.Popen([*command, *arguments], stderr=stream)
+        # A session that is killed must leave nothing running.
+        process = subprocess.Popen([*command, "--die-with", str(os.getpid()), *arguments], stderr=stream)
     base = f"http://127.0.0.1:{port}"
     try:
         deadline = time.monotonic() + 60
