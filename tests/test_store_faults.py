@@ -405,6 +405,24 @@ def test_a_store_without_conditional_writes_that_says_so(
     assert ours is not None and claims.claim(settings, loser, SHARDS[1]) is None
 
 
+def test_a_conflict_with_a_write_under_way_is_tried_again(
+    proxy: S3Proxy, settings: Settings, build: BuildPaths, tmp_path: Path
+) -> None:
+    """S3's 409 while another machine's write, which then fails, is under way."""
+    proxy.add("status", operation="PutObject", key="manifests/", times=2, status=409, code="ConditionalRequestConflict")
+    assert_round_trip(settings, build, tmp_path)
+
+
+def test_an_upload_in_parts_needs_no_right_to_look_for_earlier_ones(
+    proxy: S3Proxy, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "PART_BYTES", 5 << 20)
+    proxy.add("status", operation="ListMultipartUploads", status=403, code="AccessDenied")
+    path = tmp_path / "large"
+    path.write_bytes(b"x" * (6 << 20))
+    transfer.upload_file(Store(settings.s3), "large", path, hashlib.sha256(path.read_bytes()).hexdigest())
+
+
 def test_requests_of_a_shard(proxy: S3Proxy, settings: Settings, build: BuildPaths, tmp_path: Path) -> None:
     """Two objects up and checked, the manifest looked for, made and read back, the claim ended; three down."""
     publish_shard(settings, build, FIRST)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _FILES_AT_ONCE = 8
+_CREATIONS = 5
 
 
 def publish_shard(settings: Settings, build: BuildPaths, shard: str) -> None:
@@ -98,7 +99,7 @@ def unpublish_shard(settings: Settings, build: BuildPaths, shard: str) -> None:
 
 def _publish(store: Store, s3: S3, build: BuildPaths, ours: Manifest) -> None:
     from shardmill.store.claims import claim_key
-    from shardmill.store.restore import fetch_manifest, manifest_key, take_shard
+    from shardmill.store.restore import fetch_manifest, take_shard
     from shardmill.store.transfer import upload_file
 
     found = fetch_manifest(store, s3, build, ours.shard)
@@ -111,14 +112,7 @@ def _publish(store: Store, s3: S3, build: BuildPaths, ours: Manifest) -> None:
             uploaded.append(item.key)
         size, spent = sum(item.size for item in ours.objects), time.monotonic() - began
         log.info("Shard %s: %.1f MB uploaded and checked in %.1f s.", ours.shard, size / 1e6, spent)
-        store.create(manifest_key(s3, build, ours.shard), ours.to_bytes())
-        # Read back whoever wrote it: another machine may have been first, also in a store without conditional writes.
-        found = fetch_manifest(store, s3, build, ours.shard)
-        if found is None:
-            raise StoreError(
-                f"{store.url(manifest_key(s3, build, ours.shard))} is not at {store.host} although it was just "
-                f"written: run again."
-            )
+        found = _create_manifest(store, s3, build, ours)
     if found[0].same_content(ours):
         write_bytes(build.manifest(ours.shard), found[1])
     else:
@@ -126,6 +120,24 @@ def _publish(store: Store, s3: S3, build: BuildPaths, ours: Manifest) -> None:
         _forget(store, uploaded, found[0])
         take_shard(store, build, *found)
     _end_claim(store, claim_key(s3, build, ours.shard))
+
+
+def _create_manifest(store: Store, s3: S3, build: BuildPaths, ours: Manifest) -> tuple[Manifest, bytes]:
+    """The manifest that stands in the store afterwards, ours or that of a machine that was first.
+
+    It is read back, since a store without conditional writes doesn't say who was first; and created again when there is
+    none, since S3 answers 409 while another machine's write, which may yet fail, is under way.
+    """
+    from shardmill.store.restore import fetch_manifest, manifest_key
+
+    key = manifest_key(s3, build, ours.shard)
+    for _ in range(_CREATIONS):
+        store.create(key, ours.to_bytes())
+        found = fetch_manifest(store, s3, build, ours.shard)
+        if found is not None:
+            return found
+        time.sleep(1.0)
+    raise StoreError(f"{store.url(key)} is not at {store.host} although it was just written: run again.")
 
 
 def _end_claim(store: Store, key: str) -> None:

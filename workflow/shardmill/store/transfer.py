@@ -115,12 +115,7 @@ def _stream(store: Store, key: str, write: Callable[[bytes], object]) -> tuple[i
 
 def _upload_parts(store: Store, key: str, path: Path, sha256: str) -> str:
     """Uploads in parts; returns the ETag that S3 gives such an object. Nothing is left behind on an error."""
-    for unfinished in store.unfinished(key) or ():
-        if unfinished.key != key:
-            continue
-        # The key carries this content's digest, so this is what an earlier, killed attempt left.
-        log.warning("An earlier upload of %s was never ended: it is aborted.", store.url(key))
-        store.abort(unfinished.key, unfinished.upload_id)
+    _abort_earlier(store, key)
     upload_id = store.begin(key, sha256)
     try:
         etags: list[str] = []
@@ -140,6 +135,17 @@ def _upload_parts(store: Store, key: str, path: Path, sha256: str) -> str:
         _abort(store, key, upload_id)
         raise
     return f"{hashlib.md5(b''.join(digests), usedforsecurity=False).hexdigest()}-{len(digests)}"
+
+
+def _abort_earlier(store: Store, key: str) -> None:
+    """Ends what a killed attempt left under this key, which carries the content's digest. Not needed to go on."""
+    try:
+        for unfinished in store.unfinished(key) or ():
+            if unfinished.key == key:
+                log.warning("An earlier upload of %s was never ended: it is aborted.", store.url(key))
+                store.abort(unfinished.key, unfinished.upload_id)
+    except StoreError as error:
+        log.warning("Earlier uploads of %s can't be looked for. %s", store.url(key), error)
 
 
 def _abort(store: Store, key: str, upload_id: str) -> None:
