@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -16,6 +17,9 @@ from pathlib import Path
 import pytest
 
 from shardmill.rendering.embedded import embedded_gguf
+
+# Started in the background, as CI may do, the session ignores Ctrl-C, and so would every command that it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def free_port() -> int:

@@ -248,6 +248,8 @@ def test_084_deep_nesting_costs_one_record(tmp_path: Path) -> None:
 
 
 def test_086_a_line_of_40_mb(tmp_path: Path) -> None:
+    if not CASES.is_dir():
+        pytest.skip(f"the cases are not at {CASES}")
     script = next(CASES.glob("086-*")) / "gen.py"
     made = subprocess.run([sys.executable, script, "40"], capture_output=True, check=True)
     got = from_bytes(made.stdout, tmp_path, dedupe=False)

@@ -112,7 +112,9 @@ def _publish(store: Store, s3: S3, build: BuildPaths, ours: Manifest) -> None:
             uploaded.append(item.key)
         size, spent = sum(item.size for item in ours.objects), time.monotonic() - began
         log.info("Shard %s: %.1f MB uploaded and checked in %.1f s.", ours.shard, size / 1e6, spent)
-        found = _create_manifest(store, s3, build, ours)
+        found, seen = _create_manifest(store, s3, build, ours)
+        if seen:
+            uploaded.clear()
     if found[0].same_content(ours):
         write_bytes(build.manifest(ours.shard), found[1])
     else:
@@ -122,20 +124,22 @@ def _publish(store: Store, s3: S3, build: BuildPaths, ours: Manifest) -> None:
     _end_claim(store, claim_key(s3, build, ours.shard))
 
 
-def _create_manifest(store: Store, s3: S3, build: BuildPaths, ours: Manifest) -> tuple[Manifest, bytes]:
-    """The manifest that stands in the store afterwards, ours or that of a machine that was first.
+def _create_manifest(store: Store, s3: S3, build: BuildPaths, ours: Manifest) -> tuple[tuple[Manifest, bytes], bool]:
+    """The manifest that stands in the store afterwards, ours or another machine's, and whether ours was seen there.
 
+    Where it was, if only until another machine wrote over it, a reader may go by it, and its objects must stay.
     It is read back, since a store without conditional writes doesn't say who was first; and created again when there is
     none, since S3 answers 409 while another machine's write, which may yet fail, is under way.
     """
     from shardmill.store.restore import fetch_manifest, manifest_key
 
     key = manifest_key(s3, build, ours.shard)
+    seen = False
     for _ in range(_CREATIONS):
-        store.create(key, ours.to_bytes())
+        seen = store.create(key, ours.to_bytes()) or seen
         found = fetch_manifest(store, s3, build, ours.shard)
         if found is not None:
-            return found
+            return found, seen
         time.sleep(1.0)
     raise StoreError(f"{store.url(key)} is not at {store.host} although it was just written: run again.")
 
