@@ -5,7 +5,9 @@ from pathlib import Path
 from shlex import quote
 
 # Jobs run the command of the environment that reads this file, activated or not.
-shell.prefix(f"set -euo pipefail; export PATH={quote(str(Path(sys.executable).parent))}:\"$PATH\"; ")
+shell.prefix(
+    f'set -euo pipefail; export PATH={quote(str(Path(sys.executable).parent))}:"$PATH"; '
+)
 
 
 wildcard_constraints:
