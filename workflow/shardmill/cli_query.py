@@ -16,7 +16,8 @@ from shardmill.errors import UsageError
 _WIDEST = 60
 
 
-@click.command()
+# SQL may begin with a comment, which looks like an option.
+@click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("sql")
 @click.option("--format", "form", type=click.Choice(["table", "csv", "json"]), default="table", show_default=True)
 @build_options
@@ -34,6 +35,8 @@ def query(sql: str, form: str, root: Path | None, configfiles: tuple[Path, ...])
             answer = connection.execute(sql)
         except duckdb.Error as error:
             raise UsageError(f"DuckDB refuses the query: {error}") from None
+        if answer is None:
+            raise UsageError("The query is empty: give one statement of SQL.")
         names = [column[0] for column in answer.description or []]
         rows = answer.fetchall()
     if form == "json":

@@ -26,6 +26,10 @@ class DataError(ShardmillError):
     """The dataset or a file of the build is not what it should be."""
 
 
+class DamagedFile(DataError, ValueError):
+    """A file of the build is there and can't be read."""
+
+
 class SetupFault(ShardmillError):
     """A server's answer says that the set-up is wrong (401, 403, 404, unknown field): no retry helps."""
 

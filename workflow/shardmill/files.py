@@ -11,6 +11,8 @@ from typing import Any
 
 import orjson
 
+from shardmill.errors import DamagedFile
+
 _CHUNK = 4 << 20
 
 
@@ -47,7 +49,13 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    return orjson.loads(path.read_bytes())
+    """Raises DamagedFile for anything that is not JSON."""
+    try:
+        return orjson.loads(path.read_bytes())
+    except orjson.JSONDecodeError as error:
+        raise DamagedFile(
+            f"{path} is damaged ({error}): put a whole copy back, or `shardmill verify` says more."
+        ) from None
 
 
 def sha256_file(path: Path) -> str:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from shardmill.errors import DataError
 from shardmill.files import read_json, sha256_json, write_json
 from shardmill.paths import BuildPaths, shard_names
 from shardmill.settings import CHECKS, Settings
@@ -61,6 +62,13 @@ def make_plan(settings: Settings, build: BuildPaths, published: Callable[[], Set
     root = root_key(settings.s3, build.name) if uses_store(settings.s3) else None
     complete = {shard for shard in shards if _finished(build, shard, here, root)}
     left = [shard for shard in shards if shard not in complete]
+    _refuse_damage(build, left, here)
+    facts_lost = bool(complete) and not build.build_json.exists()
+    if facts_lost and not uses_store(settings.s3):
+        raise DataError(
+            f"{build.build_json}, which holds the build's identity and counts, is missing: put a copy back, "
+            f"or move {build.root} away and build anew."
+        )
     remote = published() if left and settings.s3.bucket is not None and not settings.s3.offline else frozenset()
 
     restore = [shard for shard in left if shard in remote]
@@ -72,8 +80,10 @@ def make_plan(settings: Settings, build: BuildPaths, published: Callable[[], Set
     key = checks_key(settings)
     gate_open = build.gate_passed(key).exists()
     gated = [shard for shard in generate if shard not in pilot]
-    quality = bool(left) or not (
-        build.quality_passed(key).exists() and build.quality_report.exists() and build.report_page.exists()
+    quality = (
+        bool(left)
+        or facts_lost
+        or not (build.quality_passed(key).exists() and build.quality_report.exists() and build.report_page.exists())
     )
     return Plan(
         shards=shards,
@@ -105,6 +115,29 @@ def _finished(build: BuildPaths, shard: str, here: dict[str, set[str]], root: st
     if any(shard not in here[kind] for kind in ("completions", "tokens", "manifests")):
         return False
     return manifest_matches(build, shard, root)
+
+
+def _refuse_damage(build: BuildPaths, shards: list[str], here: dict[str, set[str]]) -> None:
+    """A file that is there and cut off is neither finished nor missing, and no step can go on from it."""
+    ways = {
+        "completions": "`shardmill discard {shard} --build {root}` takes the shard out to be made again",
+        "tokens": "delete it, and the next run makes it again from the completions",
+    }
+    for kind, way in ways.items():
+        for shard in shards:
+            path = build.root / kind / f"{shard}.parquet"
+            if shard in here[kind] and not _ends_as_parquet(path):
+                way_out = way.format(shard=shard, root=build.root)
+                raise DataError(f"{path} is cut off or no Parquet file: {way_out}.")
+
+
+def _ends_as_parquet(path: Path) -> bool:
+    with path.open("rb") as stream:
+        size = stream.seek(0, 2)
+        if size < 12:
+            return False
+        stream.seek(-4, 2)
+        return stream.read() == b"PAR1"
 
 
 def _present(folder: Path) -> set[str]:

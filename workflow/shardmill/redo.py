@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import orjson
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
@@ -125,7 +124,7 @@ def _correct_progress(build: BuildPaths, failed: Failed) -> None:
     path = build.progress(failed.shard)
     try:
         progress = read_json(path)
-    except (FileNotFoundError, orjson.JSONDecodeError):
+    except (FileNotFoundError, ValueError):
         return
     left = Counter(progress["failed"])
     left.subtract(failed.rows)

@@ -82,7 +82,8 @@ class Run:
             f"Build {self.build.name} is complete.\n"
             f"  report   {self.build.report_page}\n"
             f"  rows     {self.build.root / 'tokens'}\n"
-            f'  catalog  {self.build.catalog}   (shardmill query "from completions limit 5")\n'
+            f"  catalog  {self.build.catalog}\n"
+            f"  query    shardmill query --build {shlex.quote(str(self.build.root))} 'from completions limit 5'\n"
         )
 
     def failed(self) -> None:

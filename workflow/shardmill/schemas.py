@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from shardmill.errors import DamagedFile
 from shardmill.files import atomic_path
 
 _IDS = pa.list_(pa.int32())
@@ -98,9 +99,16 @@ def write_table(path: Path, schema: pa.Schema, rows: Iterable[dict[str, Any]]) -
 
 def read_rows(path: Path, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
     """The rows of one Parquet file as dicts, a row group at a time."""
-    with pq.ParquetFile(path) as parquet:
-        for batch in parquet.iter_batches(batch_size=_ROW_GROUP, columns=columns):
-            yield from batch.to_pylist()
+    try:
+        with pq.ParquetFile(path) as parquet:
+            for batch in parquet.iter_batches(batch_size=_ROW_GROUP, columns=columns):
+                yield from batch.to_pylist()
+    except (pa.ArrowInvalid, OSError) as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        raise DamagedFile(
+            f"{path} can't be read as Parquet ({error}): `shardmill discard` takes its shard out."
+        ) from None
 
 
 def count_rows(path: Path) -> int:

@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from shardmill.engines import Answer, Fault
 from shardmill.errors import ShardmillError
 from shardmill.files import read_json, write_json
@@ -168,7 +166,7 @@ class Tally:
     def _carry_on(self) -> None:
         try:
             earlier = read_json(self._path)
-        except (FileNotFoundError, orjson.JSONDecodeError):
+        except (FileNotFoundError, ValueError):
             return
         self._starts = int(earlier["starts"]) + 1
         self._seconds_before = float(earlier["seconds"])

@@ -15,8 +15,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from shardmill.errors import StoreError
 from shardmill.files import read_json, sha256_json, write_json
 from shardmill.paths import BuildPaths
@@ -145,7 +143,7 @@ def known_index(build: BuildPaths) -> Index | None:
     """The index that is on disk; None where there is none."""
     try:
         index = Index(**read_json(_description(build)))
-    except (FileNotFoundError, orjson.JSONDecodeError, TypeError):
+    except (FileNotFoundError, ValueError, TypeError):
         return None
     return index if index.rows == 0 or index_path(build).exists() else None
 

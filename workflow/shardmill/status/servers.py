@@ -8,8 +8,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from shardmill.files import read_json
 from shardmill.fleet.gpus import Gpu, gpus
 from shardmill.fleet.home import Home, fleet_key
@@ -35,7 +33,7 @@ def find_home(settings: Settings, build: BuildPaths) -> Home:
 def read_state(home: Home) -> dict[str, Any] | None:
     try:
         state: dict[str, Any] = read_json(home.state)
-    except (OSError, orjson.JSONDecodeError):
+    except (OSError, ValueError):
         return None
     return state
 

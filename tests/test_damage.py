@@ -1,0 +1,72 @@
+"""Files of a build that are damaged or gone: one sentence that names the file and a way out, never a traceback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from builds import MadeBuild, good, settings_of
+from shardmill.cli import cli
+from shardmill.errors import DataError
+from shardmill.files import read_json
+from shardmill.paths import BuildPaths
+from shardmill.plan import Plan, make_plan
+from shardmill.schemas import read_rows
+from shardmill.settings import Settings
+from shardmill.store.publish import publish_shard
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> tuple[BuildPaths, Settings]:
+    settings = settings_of(prompts={"shards": 2}, generate={"pilot_shards": 0})
+    made = MadeBuild(tmp_path / "made-0123456789", settings)
+    build = made.write([good(number) for number in range(6)])
+    for shard in made.names():
+        publish_shard(settings, build, shard)
+    return build, settings
+
+
+def planned(finished: tuple[BuildPaths, Settings]) -> Plan:
+    build, settings = finished
+    return make_plan(settings, build, frozenset)
+
+
+def test_a_whole_build_needs_nothing_generated(finished: tuple[BuildPaths, Settings]) -> None:
+    assert planned(finished).unfinished == ()
+
+
+@pytest.mark.parametrize(("kind", "way"), [("completions", "shardmill discard shard-00001"), ("tokens", "delete it")])
+def test_a_cut_off_file_is_refused_with_a_way_out(finished: tuple[BuildPaths, Settings], kind: str, way: str) -> None:
+    path = finished[0].root / kind / "shard-00001-of-00002.parquet"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(DataError, match=rf"shard-00001-of-00002\.parquet is cut off .*{way}"):
+        planned(finished)
+    with pytest.raises(DataError, match="can't be read as Parquet"):
+        list(read_rows(path))
+
+
+def test_a_lost_build_json_is_refused_with_a_way_out(finished: tuple[BuildPaths, Settings]) -> None:
+    finished[0].build_json.unlink()
+    with pytest.raises(DataError, match=r"build\.json.* is missing: put a copy back"):
+        planned(finished)
+
+
+def test_a_damaged_json_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "settings.json"
+    path.write_text('{"a')
+    with pytest.raises(DataError, match=r"settings\.json is damaged"):
+        read_json(path)
+
+
+def test_queries_that_are_empty_or_begin_with_a_comment(finished: tuple[BuildPaths, Settings]) -> None:
+    build, settings = finished
+    from shardmill.files import write_json
+
+    write_json(build.settings, settings.as_dict())
+    at = ["--build", str(build.root)]
+    commented = CliRunner().invoke(cli, ["query", "-- How many?\nselect count(*) as n from tokens", *at])
+    assert commented.exit_code == 0 and "6" in commented.output
+    empty = CliRunner().invoke(cli, ["query", "", *at])
+    assert "The query is empty" in str(empty.exception)
