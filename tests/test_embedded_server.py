@@ -89,11 +89,13 @@ def test_what_can_not_start_says_so_in_a_sentence(tmp_path: Path) -> None:
             str(free_port()),
         ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        return done.returncode, done.stderr.splitlines()[-1]
+        # llama.cpp's own log comes from other threads, and may end after our last line.
+        ours = [line for line in done.stderr.splitlines() if line.startswith("embedded server: ")]
+        return done.returncode, ours[-1]
 
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF, but not really")
     code, last = start(broken)
-    assert code == 1 and last.startswith("embedded server: ") and "broken.gguf" in last
+    assert code == 1 and "broken.gguf" in last
     code, last = start(tmp_path / "absent.gguf")
     assert code == 1 and "There is no model file" in last

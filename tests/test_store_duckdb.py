@@ -44,6 +44,9 @@ print(json.dumps(connection.execute(
 @pytest.fixture(scope="module")
 def moto() -> Iterator[Server]:
     with moto_server() as server:
+        # moto keeps one state a process: what other tests published under the same name must not be counted.
+        for item in server.client().list_objects_v2(Bucket=BUCKET).get("Contents", []):
+            server.client().delete_object(Bucket=BUCKET, Key=item["Key"])
         yield server
 
 

@@ -7,6 +7,7 @@ go on from the progress file of the earlier run, and lose at most its last few s
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -31,6 +32,8 @@ class Tally:
         self._shard = shard
         self._prompts = prompts
         self._path = path
+        self._writing = threading.Lock()
+        self._ended = False
         self._started = time.monotonic()
         self._started_at = time.time()
         self.ok = 0
@@ -142,9 +145,13 @@ class Tally:
         }
 
     def write(self, progress: dict[str, Any]) -> None:
-        """What `progress` gave, to the file. May run in another thread."""
+        """What `progress` gave, to the file. May run in another thread; after a job's last words nothing is written."""
         try:
-            write_json(self._path, progress)
+            with self._writing:
+                if self._ended:
+                    return
+                self._ended = progress["state"] != "running"
+                write_json(self._path, progress)
         except OSError as error:
             raise ShardmillError(
                 f"{self._path} cannot be written ({error.strerror}): free some space, and run again. Rows are kept."
