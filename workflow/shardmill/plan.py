@@ -69,7 +69,7 @@ def make_plan(settings: Settings, build: BuildPaths, published: Callable[[], Set
             f"{build.build_json}, which holds the build's identity and counts, is missing: put a copy back, "
             f"or move {build.root} away and build anew."
         )
-    remote = published() if left and settings.s3.bucket is not None and not settings.s3.offline else frozenset()
+    remote = published() if left and uses_store(settings.s3) else frozenset()
 
     restore = [shard for shard in left if shard in remote]
     own = [shard for shard in left if shard not in remote]

@@ -191,3 +191,15 @@ def plain(ids: Sequence[int]) -> list[int]:
 def _one_line(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= _DETAIL else line[: _DETAIL - 1] + "…"
+
+
+async def get_object(
+    session: aiohttp.ClientSession, url: str, path: str, timeout_s: float, api_key: str | None
+) -> dict[str, Any]:
+    """The JSON object at `path` of the server at `url`. Raises ServerFault for any other body, else as `check_status`."""
+    reply = await call(session, "GET", f"{url}{path}", timeout_s=timeout_s, api_key=api_key)
+    check_status(reply, url)
+    body = reply.json()
+    if not isinstance(body, dict):
+        raise ServerFault(Fault.NOT_JSON, f"{path} answered no object")
+    return body

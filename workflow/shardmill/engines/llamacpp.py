@@ -99,12 +99,7 @@ class LlamaCpp:
         return await self.generate(session, url, request, timeout_s)
 
     async def _get(self, session: aiohttp.ClientSession, url: str, path: str, timeout_s: float) -> dict[str, Any]:
-        reply = await http.call(session, "GET", f"{url}{path}", timeout_s=timeout_s, api_key=self._key)
-        http.check_status(reply, url)
-        body = reply.json()
-        if not isinstance(body, dict):
-            raise ServerFault(Fault.NOT_JSON, f"{path} answered no object")
-        return body
+        return await http.get_object(session, url, path, timeout_s, self._key)
 
     async def _get_if_there(
         self, session: aiohttp.ClientSession, url: str, path: str, timeout_s: float
