@@ -196,7 +196,7 @@ def _one_line(text: str) -> str:
 async def get_object(
     session: aiohttp.ClientSession, url: str, path: str, timeout_s: float, api_key: str | None
 ) -> dict[str, Any]:
-    """The JSON object at `path` of the server at `url`. Raises ServerFault for any other body, else as `check_status`."""
+    """The JSON object at `path` of the server at `url`. Raises as `check_status`, and ServerFault for another body."""
     reply = await call(session, "GET", f"{url}{path}", timeout_s=timeout_s, api_key=api_key)
     check_status(reply, url)
     body = reply.json()
