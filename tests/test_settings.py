@@ -62,7 +62,13 @@ def test_shipped_configs_are_valid(name: str) -> None:
         ({"quality": {"limits": {"no_such_check": 1}}}, ["quality.limits.no_such_check"]),
         ({"quality": {"override": ["no_such_check"]}}, ["no_such_check", "quality.override"]),
         ({"quality": {"checks_dir": "/no/such/folder"}}, ["quality.checks_dir"]),
-        ({"s3": {"endpoint_url": "http://host:9000/bucket"}}, ["s3.endpoint_url"]),
+        ({"s3": {"endpoint_url": "http://host:9000/bucket"}}, ["s3.endpoint_url", "scheme and host alone"]),
+        ({"s3": {"endpoint_url": "host:9000"}}, ["s3.endpoint_url", "such as https://s3.example.org"]),
+        ({"s3": {"bucket": "s3://mill"}}, ["s3.bucket", "without s3://"]),
+        ({"s3": {"bucket": "mill/team"}}, ["s3.bucket", "s3.prefix"]),
+        ({"s3": {"bucket": ""}}, ["s3.bucket", "or null"]),
+        ({"s3": {"prefix": "/team"}}, ["s3.prefix", "without a slash"]),
+        ({"name": "my build"}, ["name", "letters, digits, dots"]),
         ({"s3": {"secret_key": "x"}}, ["s3.secret_key"]),
     ],
 )
@@ -72,6 +78,19 @@ def test_a_wrong_setting_is_refused_by_its_name(config: dict[str, Any], words: l
     for word in words:
         assert word in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_every_pattern_has_its_words() -> None:
+    """A person is told what a value must look like, not a regular expression."""
+    nodes = [settings.schema()]
+    patterns = 0
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node.get("pattern"), str):
+            patterns += 1
+            assert node["x-form"] and not {"^", "$"} & set(node["x-form"])
+        nodes += [child for child in node.values() if isinstance(child, dict)]
+    assert patterns >= 7
 
 
 def test_a_secret_in_an_endpoint_is_not_repeated() -> None:

@@ -248,10 +248,11 @@ def _check_schema(config: dict[str, Any]) -> None:
         unknown = next(key for key in error.instance if key not in known)
         key = f"{where}.{unknown}" if where else str(unknown)
         raise SettingsError(f"Unknown setting {key}: {_nearest(str(unknown), known)}.")
+    if error.validator == "pattern":
+        # The value may hold a password, as a URL can: say what it must be like, not what it is.
+        raise SettingsError(f"Setting {where} is wrong: it must be {error.schema['x-form']}.")
     description = error.schema.get("description", "") if isinstance(error.schema, dict) else ""
-    # A value of the wrong form may hold a password, as a URL can: say what it must be like, not what it is.
-    fault = f"it must match {error.validator_value}" if error.validator == "pattern" else error.message
-    raise SettingsError(f"Setting {where or '(the whole config)'} is wrong: {fault}. {description}".rstrip())
+    raise SettingsError(f"Setting {where or '(the whole config)'} is wrong: {error.message}. {description}".rstrip())
 
 
 def _nearest(unknown: str, known: Mapping[str, Any]) -> str:
