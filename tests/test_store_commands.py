@@ -211,13 +211,16 @@ def test_pull_of_a_partial_build_says_so(settings: Settings, tmp_path: Path) -> 
     assert "Pulled in part: 3 of 8 shards" in done.output and "3 are published, 0 problems" in done.output
 
 
-def test_pull_of_what_is_not_there(settings: Settings, tmp_path: Path) -> None:
+def test_pull_of_what_is_not_there(settings: Settings, build: BuildPaths, tmp_path: Path) -> None:
     config = configfile(settings, tmp_path)
-    done = call("pull", "sample-ffffffffff", "--configfile", config, expect=1)
-    assert "There is no build sample-ffffffffff" in str(done.exception)
+    done = call("pull", NAME[:-1], "--configfile", config, "--results", "elsewhere", expect=1)
+    assert f"There is no build {NAME[:-1]} in s3://" in str(done.exception)
+    assert f"did you mean {NAME}" in str(done.exception)
+    done = call("pull", "zebra", "--configfile", config, "--results", "elsewhere", expect=1)
+    assert "`shardmill inventory` lists" in str(done.exception)
     for name in ("../other", "latest", ".."):
         assert isinstance(call("pull", name, "--configfile", config, expect=2).exception, UsageError)
-    assert not Path("results/sample-ffffffffff/manifests").exists()
+    assert not Path("elsewhere").exists()
 
 
 def test_inventory_shows_everything_and_deletes_only_what_is_named(

@@ -125,7 +125,7 @@ def pull(name: str, configfiles: tuple[Path, ...], results: Path | None) -> None
     Exit code 0: the whole build is here. 1: a part of it; the last line says what.
     """
     from shardmill.fleet.runlock import acquire
-    from shardmill.store.pull import pull_build
+    from shardmill.store.pull import find_build, pull_build
 
     if "/" in name or name in ("", ".", "..", "latest"):
         raise UsageError(
@@ -133,13 +133,15 @@ def pull(name: str, configfiles: tuple[Path, ...], results: Path | None) -> None
         )
     settings = _store_settings(None, configfiles)
     build = BuildPaths((results or Path(settings.results)) / name)
+    # Looked for first: a mistyped name leaves nothing behind here.
+    found = find_build(settings, name)
     with acquire(build.lock), click.progressbar(length=1, label="shards", file=sys.stderr) as bar:
 
         def progress(done: int, shards: int) -> None:
             bar.length = shards
             bar.update(1)
 
-        pulled = pull_build(settings, build, progress)
+        pulled = pull_build(settings, build, found, progress)
     for problem in pulled.problems:
         click.echo(f"Error: {problem}", err=True)
     _remember(settings, build)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -36,18 +37,28 @@ class Pulled:
         return not self.problems and self.published > 0 and len(self.complete) == self.shards
 
 
-def pull_build(settings: Settings, build: BuildPaths, progress: Callable[[int, int], None]) -> Pulled:
-    """Brings every published shard and the build's own files here. What is here and right is not fetched again.
-
-    `progress` is called with shards done and shards in all. One shard's trouble doesn't stop the others: it stands in
-    `problems`. Raises StoreError when the store can't be listed, or holds no such build.
-    """
-    store, root = Store(settings.s3), root_key(settings.s3, build.name)
+def find_build(settings: Settings, name: str) -> list[Listed]:
+    """Everything that the store holds of a build. Raises StoreError when it can't be listed, or holds no such build."""
+    store, root = Store(settings.s3), root_key(settings.s3, name)
     listing = list(store.objects(root))
     if not listing:
-        raise StoreError(
-            f"There is no build {build.name} in {store.url(root)} at {store.host}: `shardmill inventory` lists."
-        )
+        prefix = root.removesuffix(f"{name}/")
+        builds = [folder[len(prefix) :].rstrip("/") for folder in store.folders(prefix)]
+        close = difflib.get_close_matches(name, builds, n=1)
+        hint = f"did you mean {close[0]}" if close else "`shardmill inventory` lists what is there"
+        raise StoreError(f"There is no build {name} in {store.url(prefix)} at {store.host}: {hint}.")
+    return listing
+
+
+def pull_build(
+    settings: Settings, build: BuildPaths, listing: Sequence[Listed], progress: Callable[[int, int], None]
+) -> Pulled:
+    """Brings every published shard and the build's own files here. What is here and right is not fetched again.
+
+    `listing` is of `find_build`. `progress` is called with shards done and shards in all. One shard's trouble doesn't
+    stop the others: it stands in `problems`.
+    """
+    store, root = Store(settings.s3), root_key(settings.s3, build.name)
     names = sorted(shard for listed in listing if (shard := _shard_of(listed.key[len(root) :])) is not None)
     pulled = Pulled(int(names[0].rpartition("-")[2]) if names else None, len(names))
 
