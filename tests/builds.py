@@ -145,7 +145,7 @@ class MadeBuild:
                 "identity": {"format": 1},
                 "versions": {"shardmill": "0.1.0", "python": "3.11"},
                 "created_at": START.isoformat(),
-                "model": {"vocab_size": VOCABULARY, "stop_ids": [STOP]},
+                "model": {"vocab_size": VOCABULARY, "stop_ids": [STOP], "think_close_ids": [CLOSE]},
                 "counts": self.counts,
             },
         )

@@ -72,6 +72,7 @@ def test_shards_are_the_same_bytes_for_any_workers_and_order(
     assert counts["conversations"] == 400
     assert counts["prompts"] == sum(pq.read_metadata(one.prompts(name)).num_rows for name in shard_names(4))
     assert counts["prompts"] == sum(counts["prompts_by_shard"].values())
+    assert read_json(one.build_json)["model"]["think_close_ids"] == []  # no token of this tokenizer
 
 
 def test_appended_records_move_no_old_one(tmp_path: Path) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import duckdb
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,10 +27,13 @@ from builds import (
     settings_of,
     thinking,
 )
+from shardmill.catalog import connect
 from shardmill.errors import DataError, SettingsError
 from shardmill.files import read_json, write_json
 from shardmill.paths import BuildPaths
 from shardmill.quality.checks import load_checks, read_check
+from shardmill.quality.facts import build_facts, prepare
+from shardmill.quality.repetition import register
 from shardmill.quality.run import check_build, check_pilot, check_shard, render_verdict
 from shardmill.schemas import COMPLETIONS, TOKENS, read_rows, write_table
 from shardmill.settings import CHECKS, Settings
@@ -461,18 +465,76 @@ def test_a_loop_is_what_fills_the_end_of_an_answer(
     assert value(report, "loops") == int(looping)
 
 
-def test_thinking_tokens_go_by_the_closing_id_where_it_is_known(tmp_path: Path) -> None:
-    from shardmill.catalog import connect
-    from shardmill.quality.facts import build_facts, prepare
-
-    build, chosen = made(tmp_path, [thinking(number) for number in range(4)], settings_of(**THINKING))
-    facts = build_facts(build)
-    facts["model"]["think_close_ids"] = [CLOSE]
+def facts_of(build: BuildPaths, chosen: Settings, facts: dict[str, Any], column: str) -> list[tuple[int, int]]:
+    """A column of `answers` beside where </think> is in the ids."""
     with connect(build) as connection:
         prepare(connection, chosen, facts)
-        rows = connection.execute(
-            "SELECT a.thinking_tokens, list_position(c.output_ids, 4) FROM answers a "
+        return connection.execute(
+            f"SELECT a.{column}, coalesce(list_position(c.output_ids, {CLOSE}), 0) FROM answers a "
             "JOIN completions c USING (conversation_id, turn)"
         ).fetchall()
-    assert len(rows) == 4
-    assert all(math.isclose(measured, position) for measured, position in rows)
+
+
+def test_thinking_is_counted_in_tokens(tmp_path: Path) -> None:
+    build, chosen = made(tmp_path, [thinking(number, number % 2 == 0) for number in range(8)], settings_of(**THINKING))
+    rows = facts_of(build, chosen, build_facts(build), "thinking_tokens")
+    assert sorted(rows) == [(40, 0)] * 4 + [(41, 41)] * 4
+
+
+def test_thinking_that_is_closed_in_words_alone_is_not_closed(tmp_path: Path) -> None:
+    """An answer that spells </think> with other tokens, as one about this very marker does."""
+    spelled = [replace(thinking(number), output_ids=[*ids_of(long_answer(number, 90)), STOP]) for number in range(4)]
+    build, chosen = made(tmp_path, spelled, settings_of(**THINKING))
+    assert facts_of(build, chosen, build_facts(build), "closed") == [(False, 0)] * 4
+
+
+def test_without_a_token_for_it_the_text_says_where_thinking_ends(tmp_path: Path) -> None:
+    build, chosen = made(tmp_path, [thinking(number) for number in range(4)], settings_of(**THINKING))
+    facts = build_facts(build)
+    facts["model"]["think_close_ids"] = []
+    rows = facts_of(build, chosen, facts, "thinking_tokens")
+    assert all(closing == 41 and abs(measured - closing) <= 4 for measured, closing in rows)
+
+
+# -- loops anywhere
+
+
+def loop_by_hand(ids: Sequence[int]) -> int:
+    """repetition.py's rule, read literally."""
+    for least, periods in ((128, range(1, 33)), (512, range(33, 129)), (2048, range(129, 513))):
+        for period in periods:
+            run = 0
+            for index in range(period, len(ids)):
+                run = run + 1 if ids[index] == ids[index - period] else 0
+                if run == least:
+                    return index - run - period + 2
+    return 0
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 300), st.sampled_from([1, 2, 7, 31, 32, 33, 128, 129]), st.integers(0, 2600)),
+        min_size=1,
+        max_size=4,
+    ),
+    st.randoms(use_true_random=False),
+)
+def test_a_loop_in_the_middle_is_found_where_it_begins(shapes: list[tuple[int, int, int]], random: Random) -> None:
+    answers = []
+    for before, period, length in shapes:
+        cycle = [random.randrange(100) for _ in range(period)]
+        middle = (cycle * (length // period + 1))[:length]
+        answers.append([random.randrange(1000, 4000) for _ in range(before)] + middle + [4001, 4002])
+    with duckdb.connect() as connection:
+        register(connection)
+        found = connection.execute("SELECT loop_at(ids) FROM (SELECT unnest($1::INTEGER[][]) AS ids)", [answers])
+        assert [row[0] for row in found.fetchall()] == [loop_by_hand(answer) for answer in answers]
+
+
+def test_an_answer_that_came_out_of_its_loop_is_one(tmp_path: Path) -> None:
+    looped = [*ids_of(long_answer(1, 90)), *(list(range(20, 31)) * 20), *ids_of(long_answer(2, 300)), STOP]
+    report = check_build(*made(tmp_path, [*sound(19), good(19, output_ids=looped)]))
+    assert value(report, "loops") == pytest.approx(0.05)
+    (example,) = next(check for check in report["checks"] if check["name"] == "loops")["examples"]
+    assert "from token 91 of 611" in example["what"]

@@ -77,6 +77,9 @@ def test_qwen3_thinking_on_and_off(thinks: Renderer, quick: Renderer, qwen3: Pat
     think, close = 151667, 151668
     assert off[-4:] == [think, 271, close, 271], "the markers are tokens of their own"
     assert thinks.stop_ids == {151645} and len(thinks.special_ids) == 14
+    assert (
+        thinks.think_close_ids == Tokenizer.from_file(str(qwen3 / "tokenizer.json")).encode("</think>").ids == [151668]
+    )
 
 
 def test_qwen3_is_what_transformers_makes_of_it(thinks: Renderer, quick: Renderer, qwen3: Path) -> None:

@@ -264,6 +264,10 @@ def _refuse_empty(settings: Settings, summary: dict[str, Any]) -> None:
 
 def _write_facts(build: BuildPaths, renderer: Renderer, stop_ids: list[int], summary: dict[str, Any]) -> None:
     facts = read_json(build.build_json)
-    facts["model"] = {"vocab_size": renderer.vocab_size, "stop_ids": stop_ids}
+    facts["model"] = {
+        "vocab_size": renderer.vocab_size,
+        "stop_ids": stop_ids,
+        "think_close_ids": renderer.think_close_ids,
+    }
     facts["counts"] = summary
     write_json(build.build_json, facts)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from shardmill.catalog import quoted
 from shardmill.files import read_json
 from shardmill.paths import BuildPaths
+from shardmill.quality import repetition
 from shardmill.settings import Settings
 
 if TYPE_CHECKING:
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 
 COUNTS = ("records", "joined", "rejected", "duplicates", "beyond_limit", "conversations", "prompts")
 
-# A loop is looked for in the last ids of an answer (its very last, a stop token, left out): the last half, at most
-# this many, and a period that fits in four times.
+# Long loops are looked for anywhere (repetition.py). Short ones end an answer: they are looked for in its last ids (the
+# very last, a stop token, left out): the last half, at most this many, and a period that fits in four times.
 _TAIL = 256
 _LEAST_TAIL = 24
 # Characters of a prompt and an answer that tell their script, letters below which they don't, and how far the shares
@@ -111,43 +112,38 @@ def _prompt_scripts(connection: duckdb.DuckDBPyConnection) -> None:
 
 def _answers(connection: duckdb.DuckDBPyConnection, model: Mapping[str, Any]) -> None:
     stops = [f"list_position(output_ids, {int(token)})" for token in model.get("stop_ids") or []]
-    close = model.get("think_close_ids") or []
     first_stop = f"least({', '.join(stops)})" if stops else "NULL"
-    # A marker of several ids is found by its first: nothing else opens with it in practice, and this is a length only.
-    closing = f"list_position(output_ids, {int(close[0])})" if close else "NULL"
+    repetition.register(connection)
     connection.execute(f"""
         CREATE TEMP TABLE answers AS
-        WITH parts AS (
-            SELECT *, strpos(text, '</think>') AS close_at, starts_with(ltrim(text), '<think>') AS opened,
-                least({_TAIL}, len(output_ids) // 2) AS tail_len, {first_stop} AS first_stop, {closing} AS closing
+        WITH marked AS (
+            SELECT *, least({_TAIL}, len(output_ids) // 2) AS tail_len, {first_stop} AS first_stop,
+                starts_with(ltrim(text), '<think>') AS opened, {_closing(model)} AS closing,
+                CASE WHEN closing > 0 THEN strpos(text, '</think>') ELSE 0 END AS close_at, closing > 0 AS closed
             FROM completions WHERE status = 'ok'
         ), said AS (
-            SELECT *, close_at > 0 AS closed,
-                CASE WHEN close_at > 0 THEN left(text, close_at - 1) WHEN opened OR thinking THEN text ELSE '' END
-                    AS thought,
-                CASE WHEN close_at > 0 THEN ltrim(substr(text, close_at + 8, 1200), e' \\n\\t')
-                    WHEN opened OR thinking THEN NULL ELSE ltrim(left(text, 1200), e' \\n\\t') END AS said,
+            SELECT *, opened OR closed OR thinking AS thinks,
+                CASE WHEN closed THEN left(text, close_at - 1) WHEN thinks THEN text ELSE '' END AS thought,
+                CASE WHEN closed THEN ltrim(substr(text, close_at + 8, 1200), e' \\n\\t')
+                    WHEN thinks THEN NULL ELSE ltrim(left(text, 1200), e' \\n\\t') END AS said,
                 output_ids[-tail_len - 1:-2] AS tail
-            FROM parts CROSS JOIN (SELECT thinking FROM settings)
+            FROM marked CROSS JOIN (SELECT thinking FROM settings)
         ), measured AS (
             SELECT shard, prompt_id, conversation_id, turn, finish_reason, server, finished_at, accept_length,
                 prompt_tokens, completion_tokens, len(prompt_ids) AS prompt_ids_len, len(output_ids) AS output_ids_len,
                 hash(output_ids) AS answer_hash, hash(list_concat(prompt_ids, output_ids)) AS ids_hash,
                 least(list_min(prompt_ids), list_min(output_ids)) AS lowest_id,
                 greatest(list_max(prompt_ids), list_max(output_ids)) AS highest_id,
-                first_stop, closed, opened OR close_at > 0 OR thinking AS thinks,
-                length(trim(replace(thought, '<think>', ''), e' \\n\\t')) AS thought_chars,
-                CASE WHEN NOT (opened OR close_at > 0 OR thinking) THEN 0
-                    WHEN close_at = 0 THEN completion_tokens
-                    ELSE coalesce(closing, (completion_tokens * close_at / length(text))::INTEGER) END::INTEGER
+                first_stop, closed, thinks, length(trim(replace(thought, '<think>', ''), e' \\n\\t')) AS thought_chars,
+                CASE WHEN NOT thinks THEN 0 WHEN closed THEN closing ELSE completion_tokens END::INTEGER
                     AS thinking_tokens,
                 length(said) AS said_chars,
                 regexp_matches(lower(left(said, 200)), {quoted(_REFUSAL)}) AS refuses,
                 left(said, {_SCRIPT_CHARACTERS}) AS script_text,
                 CASE WHEN tail_len >= {_LEAST_TAIL} AND list_unique(tail) <= tail_len // 4
-                    THEN list_bool_or(
+                    AND list_bool_or(
                         list_transform(range(1, tail_len // 4 + 1), lambda p: tail[:-p - 1] = tail[p + 1:]))
-                    ELSE false END AS loops
+                    THEN len(output_ids) - tail_len ELSE loop_at(output_ids) END::INTEGER AS loop_at
             FROM said
         ), scripts AS (
             SELECT * EXCLUDE (script_text),
@@ -155,10 +151,22 @@ def _answers(connection: duckdb.DuckDBPyConnection, model: Mapping[str, Any]) ->
                 CASE WHEN has_script(script_text) THEN cjk_share(script_text) END AS cjk
             FROM measured
         )
-        SELECT scripts.* EXCLUDE (latin, cjk),
+        SELECT scripts.* EXCLUDE (latin, cjk), loop_at > 0 AS loops,
             greatest(abs(latin - prompt_latin), abs(cjk - prompt_cjk)) > {_SCRIPT_APART} AS other_script
         FROM scripts LEFT JOIN prompt_scripts USING (conversation_id, turn)
     """)
+
+
+def _closing(model: Mapping[str, Any]) -> str:
+    """SQL for the place of </think> among the output ids, 0 where there is none.
+
+    A tokenizer that needs several tokens for it spells it in several ways: then the text decides whether it is there,
+    and its share of the text where.
+    """
+    ids = model.get("think_close_ids") or []
+    if len(ids) == 1:
+        return f"coalesce(list_position(output_ids, {int(ids[0])}), 0)"
+    return "(completion_tokens * strpos(text, '</think>') / greatest(length(text), 1))::INTEGER"
 
 
 def _training_rows(connection: duckdb.DuckDBPyConnection) -> None:

@@ -48,6 +48,8 @@ class Renderer:
     """The ids that text inside a message never becomes."""
     vocab_size: int
     """The model's vocabulary: an id at or over it is none."""
+    think_close_ids: list[int]
+    """The id of </think>; nothing where the tokenizer has no token of its own for it."""
 
     def __init__(self, folder: Path, chat_template: Path | None, thinking: bool) -> None:
         tokenizer = _load(folder)
@@ -57,6 +59,7 @@ class Renderer:
         config, generation = _config(folder, "config.json"), _config(folder, "generation_config.json")
         self.stop_ids = frozenset([*_ids(generation.get("eos_token_id")), *_ids(tokenizer.eos_token_id)])
         self.vocab_size = _vocab_size(config) or 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
+        self.think_close_ids = _ids(self._tokenizer.token_to_id("</think>"))
         given = tokenizer.special_tokens_map
         self._plain, self._with_tools = (
             ChatTemplate(source, given, thinking) for source in _templates(tokenizer, folder, chat_template)
