@@ -26,7 +26,9 @@ _GRIDS = ((32, range(1, 33)), (128, range(33, 129)), (512, range(129, 513)))
 
 def register(connection: duckdb.DuckDBPyConnection) -> None:
     """Makes `loop_at(ids)` known: where the loop with the shortest period begins (from 1), or 0."""
-    connection.create_function("loop_at", _loop_at, ["INTEGER[]"], "INTEGER", type="arrow")  # type: ignore[arg-type]
+    from duckdb.func import ARROW
+
+    connection.create_function("loop_at", _loop_at, ["INTEGER[]"], "INTEGER", type=ARROW)
 
 
 def _loop_at(lists: Any) -> Any:
