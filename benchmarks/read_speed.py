@@ -87,8 +87,9 @@ def framing(path: Path) -> int:
 
 def reading(path: Path) -> int:
     from shardmill.reading.content import in_order
-    from shardmill.reading.dialect import Unreadable, read_turns
+    from shardmill.reading.dialect import read_turns
     from shardmill.reading.framing import Framer
+    from shardmill.reading.reasons import Unreadable
     from shardmill.reading.sources import ByteSource
     from shardmill.reading.syntax import Mended
 

@@ -153,6 +153,11 @@ def test_parquet_dialects(tmp_path: Path) -> None:
     assert (got.texts, got.ids, got.reasons) == ([QA, PING], ["7", "8"], ["no_conversations"])
     got = from_bytes(as_parquet([{"messages": json.dumps(turns("q", "a"))}, {"messages": "q: a"}]), tmp_path)
     assert (got.texts, got.reasons) == ([QA], ["turns_not_a_list"])
+    numbered = pa.table({"id": [1.5, float("nan")], "messages": [turns("q", "a"), turns("ping", "pong")]})
+    sink = io.BytesIO()
+    pq.write_table(numbered, sink)
+    got = from_bytes(sink.getvalue(), tmp_path)
+    assert got.ids == ["1.5", got.conversations[1].conversation_id], "NaN, as pandas writes a missing number, is no id"
     whole = as_parquet(RECORDS)
     got = from_bytes(whole[:-20], tmp_path)
     assert got.reasons == ["damaged_file"]
@@ -195,6 +200,7 @@ def test_roles(written: str, role: str, tmp_path: Path) -> None:
         ({"from": "human", "value": {"x": 1}}, "bad_content"),
         ({"from": "human", "value": [1]}, "bad_content"),
         ({"from": "human", "value": [{"type": "text", "text": 5}]}, "bad_content"),
+        ({"from": "human", "value": [{"type": ["text"], "text": "x"}]}, "bad_content"),
         ({"from": "human", "value": [{"type": "input_audio"}]}, "non_text_part"),
         ({"from": "function_call", "value": "weather(Oslo)"}, "bad_tool_call"),
         ({"from": "function_call", "value": '{"arguments": {}}'}, "bad_tool_call"),

@@ -1,6 +1,6 @@
 """Reading under random records, layouts, orders and damage: nothing is lost in silence, and the accounting balances.
 
-SHARDMILL_SOAK=1 (make soak) runs 100,000 random mutations instead of 2,000.
+SHARDMILL_SOAK=1 (make soak) runs 100,000 random mutations instead of 2,000, and 10,000 odd records instead of 150.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from readkit import Read, array, lines, read, record
 from shardmill.errors import DataError
+from shardmill.reading.shapes import has_records_for_turns
 
-MUTATIONS = 100_000 if os.environ.get("SHARDMILL_SOAK") else 2_000
+SOAK = bool(os.environ.get("SHARDMILL_SOAK"))
+MUTATIONS = 100_000 if SOAK else 2_000
+ODD = 10_000 if SOAK else 150
 SEED = int(os.environ.get("SHARDMILL_SEED", "1"))
 
 modest = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -48,6 +51,36 @@ def records(draw: st.DrawFn) -> dict[str, Any]:
     if draw(st.booleans()):
         made["extra"] = draw(st.none() | st.integers() | texts | st.lists(texts, max_size=2))
     return made
+
+
+# What may stand where something else should: any JSON, with words that mean something among its keys and texts.
+WORDS = """role from content value text type image_url user gpt tool tool_calls function_call function name arguments
+parameters conversations messages system tools id"""
+words = st.sampled_from(WORDS.split())
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | words | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words | texts, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@st.composite
+def odd_records(draw: st.DrawFn) -> Any:
+    """Records with a value or two somewhere in them replaced or put in."""
+    record: Any = draw(records())
+    for _ in range(draw(st.integers(1, 2))):
+        inside = [record]
+        inside += [value for each in inside if isinstance(each, dict | list) for value in _values(each)]
+        target = draw(st.sampled_from([each for each in inside if isinstance(each, dict | list)]))
+        if isinstance(target, dict):
+            target[draw(words | st.sampled_from(sorted(target) or ["id"]))] = draw(anything)
+        else:
+            target.insert(draw(st.integers(0, len(target))), draw(anything))
+    return record
+
+
+def _values(container: Any) -> list[Any]:
+    return list(container.values()) if isinstance(container, dict) else container
 
 
 def layouts(made: list[Any]) -> dict[str, bytes]:
@@ -92,6 +125,19 @@ def test_parquet_gives_the_same(made: list[Any], data: st.DataObject, tmp_path: 
     sink = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(plain, schema=_schema(plain)), sink)
     assert outcome(read_bytes(sink.getvalue(), tmp_path)) == outcome(read_bytes(lines(plain), tmp_path))
+
+
+@settings(modest, max_examples=ODD)
+@given(odd=st.lists(odd_records() | anything.filter(lambda each: not isinstance(each, list)), min_size=1, max_size=4))
+def test_any_value_in_any_place_costs_its_record_at_most(odd: list[Any], tmp_path: Path) -> None:
+    """No record can break off the reading, or take its neighbours along."""
+    assume(not any(has_records_for_turns(each) for each in odd))  # these are taken for records without their ends
+    first, last = record("first", "question one", "answer one"), record("last", "question two", "answer two")
+    got = read_bytes(lines([first, *odd, last]), tmp_path, bad_records="fail", dedupe=False, rejoin=False)
+    assert [got.ids[0], got.ids[-1]] == ["first", "last"]
+    assert got.counts.records == len(odd) + 2
+    wrapped = read_bytes(b'{"data":' + array([first, *odd, last]) + b"}", tmp_path, dedupe=False, rejoin=False)
+    assert outcome(wrapped) == outcome(got)
 
 
 def _schema(made: list[Any]) -> pa.Schema:

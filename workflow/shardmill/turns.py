@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from shardmill.reading.dialect import is_blank
+from shardmill.reading.text import is_blank
 
 # A message as a chat template takes it: {"role": …, "content": …} and, for tools, {"tool_calls"}, {"name"}.
 Chat = dict[str, Any]

@@ -9,9 +9,10 @@ from typing import Any, cast
 
 import orjson
 
-from shardmill.reading.dialect import Turn, Unreadable, is_blank
-from shardmill.reading.reasons import RejectReason
+from shardmill.reading.dialect import Turn
+from shardmill.reading.reasons import RejectReason, Unreadable
 from shardmill.reading.records import Message
+from shardmill.reading.text import is_blank
 
 
 def in_order(turns: Sequence[Turn], system: str | None, later_part: bool) -> tuple[list[Turn], Counter[str]]:
@@ -100,5 +101,5 @@ def conversation_id(digest: bytes, occurrence: int) -> str:
 
 
 def as_messages(turns: Sequence[Turn]) -> tuple[Message, ...]:
-    fields = cast("Sequence[list[Any]]", turns)  # the roles are those of dialect.ROLES
+    fields = cast("Sequence[list[Any]]", turns)  # the roles are those of aliases.ROLES
     return tuple(Message(*turn) for turn in fields)

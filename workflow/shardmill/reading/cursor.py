@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from shardmill.reading.dialect import looks_like_record
 from shardmill.reading.reasons import RejectReason
-from shardmill.reading.shapes import SPACE
+from shardmill.reading.shapes import SPACE, looks_like_record
 from shardmill.reading.sources import ByteSource
 from shardmill.reading.syntax import Bad, Broken, Mended, NeedMore, end_of_value, left_open, parse
 from shardmill.reading.window import Window

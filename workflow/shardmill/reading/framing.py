@@ -13,10 +13,9 @@ from typing import Any
 import orjson
 
 from shardmill.reading.cursor import Cursor, Lost
-from shardmill.reading.dialect import has_records_for_turns
 from shardmill.reading.reasons import BROKEN_SYNTAX, RejectReason
 from shardmill.reading.runs import Runs
-from shardmill.reading.shapes import SPACE, Holds, array_holds, is_wrapper
+from shardmill.reading.shapes import SPACE, Holds, array_holds, has_records_for_turns, is_wrapper
 from shardmill.reading.sources import ByteSource
 from shardmill.reading.syntax import Bad, Broken, Mended, NeedMore, end_of_value, parse
 

@@ -15,10 +15,10 @@ import orjson
 from shardmill.errors import DataError
 from shardmill.reading.content import as_messages, content_digest, conversation_id, in_order
 from shardmill.reading.cursor import Lost
-from shardmill.reading.dialect import Turns, Unreadable, read_turns, source_id
+from shardmill.reading.dialect import Turns, read_turns, source_id
 from shardmill.reading.framing import Framer
 from shardmill.reading.parquet import parquet_records
-from shardmill.reading.reasons import BROKEN_SYNTAX, BadRecords, RejectReason
+from shardmill.reading.reasons import BROKEN_SYNTAX, BadRecords, RejectReason, Unreadable
 from shardmill.reading.records import EXCERPT, Conversation, Place, ReadCounts, Reject
 from shardmill.reading.rejoin import split_id
 from shardmill.reading.sources import ByteSource, is_parquet, line_of

@@ -50,3 +50,12 @@ class RejectReason(StrEnum):
 BROKEN_SYNTAX = frozenset(
     {RejectReason.INVALID_JSON, RejectReason.CUT_OFF, RejectReason.TOO_LARGE, RejectReason.DAMAGED_FILE}
 )
+
+
+class Unreadable(Exception):
+    """The record makes no conversation."""
+
+    def __init__(self, reason: RejectReason, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail

@@ -12,7 +12,8 @@ import numpy.typing as npt
 import orjson
 
 from shardmill.reading.content import content_digest, in_order
-from shardmill.reading.dialect import Turn, Unreadable
+from shardmill.reading.dialect import Turn
+from shardmill.reading.reasons import Unreadable
 from shardmill.reading.rejoin import Part, chains
 from shardmill.reading.spool import ALONE_UNREADABLE, ASSISTANT, ASSISTANT_FIRST, ASSISTANT_LAST, Spool
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from enum import Enum
+from typing import Any
 
-from shardmill.reading.dialect import looks_like_record, looks_like_turn
+from shardmill.reading.aliases import ROLE_KEYS, TURNS_KEYS, get
 from shardmill.reading.syntax import Broken, Mended, NeedMore, end_of_value, parse
 
 # JSON's white space; and a BOM, which stands in the middle where files were joined by hand.
@@ -19,6 +20,24 @@ class Holds(Enum):
     RECORDS = "records"
     TURNS = "turns"
     OTHER = "other"  # as far as the first elements tell
+
+
+def looks_like_record(value: Any) -> bool:
+    """An object with a field of turns that holds a list: what a broken file is read on from."""
+    return isinstance(value, dict) and any(isinstance(get(value, (key,)), list) for key in TURNS_KEYS)
+
+
+def looks_like_turn(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(get(value, ROLE_KEYS), str)
+
+
+def has_records_for_turns(value: Any) -> bool:
+    """Whether a record's turns hold whole records: it lacks its end, and took that of those that follow."""
+    if not isinstance(value, dict):
+        return False
+    found = [get(value, (key,)) for key in TURNS_KEYS]
+    elements = (element for turns in found if isinstance(turns, list) for element in turns)
+    return any(looks_like_record(element) and not looks_like_turn(element) for element in elements)
 
 
 def array_holds(data: bytes, at: int) -> Holds:
