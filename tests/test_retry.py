@@ -32,7 +32,7 @@ from shardmill.schemas import COMPLETIONS, read_rows, write_table
 from shardmill.settings import Settings
 from shardmill.store.listing import published_shards
 from shardmill.store.publish import publish_shard
-from simserver import SimFleet
+from simserver import SimFleet, prompt_hash
 from workspace import Workspace
 
 
@@ -300,7 +300,10 @@ def test_retry_and_discard_in_a_real_build(tmp_path: Path) -> None:
         assert workspace.plan()["generate"] == 2
         asked = fleet.received()
         workspace.build()
-        assert sum((fleet.received() - asked).values()) == 1 + len(before[shards[2]])
+        # The fleet itself may ask for a sign of life on a slow machine.
+        prompts = {prompt_hash(row["prompt_ids"]) for rows in before.values() for row in rows}
+        again = {prompt: count for prompt, count in (fleet.received() - asked).items() if prompt in prompts}
+        assert sum(again.values()) == 1 + len(before[shards[2]])
         after = {shard: list(read_rows(build.completions(shard))) for shard in shards}
     assert after[shards[0]] == before[shards[0]] and after[shards[1]][1:] == before[shards[1]][1:]
     assert all(row["status"] == "ok" for rows in after.values() for row in rows)

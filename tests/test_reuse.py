@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from s3servers import BUCKET, KEY, SECRET, moto_server
+from shardmill.paths import shard_name
 from shardmill.schemas import read_rows
 from simserver import SimFleet, prompt_hash
 from workspace import Workspace
@@ -186,9 +187,18 @@ def test_another_machine_reuses_what_is_in_the_store(
         first, short = machines[0].build({"s3": s3})
         machines[1].asked()
         _, long = machines[1].build({"s3": s3, "sampling": {"max_new_tokens": 200}})
+        paid = machines[1].asked()
+        # A shard that is discarded is asked anew, though the older build still has rows for it.
+        discarded = machines[1].workspace.results / "completions" / f"{shard_name(0, SHARDS)}.parquet"
+        thrown_away = {(row["conversation_id"], row["turn"]) for row in read_rows(discarded)}
+        assert any(long[key]["reused_from"] == first for key in thrown_away)
+        machines[1].workspace.shardmill("discard", shard_name(0, SHARDS), "--yes")
+        _, again = machines[1].build()
+    assert machines[1].asked() == len(thrown_away) < len(long)
+    assert all((row["reused_from"] is None) if key in thrown_away else row == long[key] for key, row in again.items())
     ended = {key: (first, row) for key, row in short.items() if row["finish_reason"] == "stop"}
     check(long, {key: ended.get(key) for key in short})
-    assert machines[1].asked() == cut(short)
+    assert paid == cut(short)
     # Nothing of the other machine's build stays here.
     assert not (machines[1].workspace.root / "results" / first).exists()
     assert not (machines[1].workspace.results / "run" / "reuse").exists()

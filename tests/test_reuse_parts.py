@@ -23,6 +23,7 @@ from shardmill.files import sha256_file, write_bytes, write_json
 from shardmill.identity import build_identity, prompt_id, sampling_identity
 from shardmill.paths import BuildPaths, shard_name
 from shardmill.plan import make_plan
+from shardmill.redo import discard_shard
 from shardmill.reuse.count import count_reusable
 from shardmill.reuse.limits import Limits, still_right
 from shardmill.reuse.lookup import Find, open_lookup
@@ -30,6 +31,7 @@ from shardmill.schemas import COMPLETIONS, PROMPTS, TOKENS, write_table
 from shardmill.settings import Settings, resolve
 from shardmill.store.manifest import describe_shard
 from shardmill.store.publish import publish_files, publish_shard
+from shardmill.store.restore import restore_shard
 
 STOP = 2
 START = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
@@ -140,7 +142,9 @@ class Job:
 def opened() -> Iterator[Any]:
     """Opens jobs of a build, and closes them at the end."""
     with ExitStack() as stack:
-        yield lambda settings, build: Job(stack.enter_context(open_lookup(settings, build)), settings)
+        yield lambda settings, build, shard="shard-00000-of-00002": Job(
+            stack.enter_context(open_lookup(settings, build, shard)), settings
+        )
 
 
 def test_each_turn_gets_its_own_answer_with_all_that_is_told_of_it(tmp_path: Path, opened: Any) -> None:
@@ -349,6 +353,30 @@ def test_the_plan_counts_what_the_jobs_then_take(tmp_path: Path, opened: Any) ->
     assert count_reusable(settings, build, identity, shards) == 6
 
 
+def finish(settings: Settings, build: BuildPaths, shard: str) -> None:
+    write_table(build.completions(shard), COMPLETIONS, [])
+    write_table(build.tokens(shard), TOKENS, [])
+    publish_shard(settings, build, shard)
+
+
+def test_a_discarded_shard_takes_nothing_of_older_builds_until_it_is_finished(tmp_path: Path, opened: Any) -> None:
+    settings = of(tmp_path)
+    make_build(settings, "made-old", [row(settings, number) for number in range(4)])
+    build = new_build(settings)
+    identity = build_identity(settings, "e" * 64, "t" * 64, None)
+    first, second = shard_name(0, 2), shard_name(1, 2)
+    ask(build, settings, [(number, None) for number in range(4)])
+    assert count_reusable(settings, build, identity, [first, second]) == 4
+    discard_shard(settings, build, first)
+    assert count_reusable(settings, build, identity, [first, second]) == 2
+    assert count_reusable(settings, build, identity, [first]) == 0
+    assert opened(settings, build, first).take(0) is None and opened(settings, build, second).take(1) is not None
+    # A stop in between changes nothing; its end does.
+    assert opened(settings, build, first).take(0) is None
+    finish(settings, build, first)
+    assert opened(settings, build, first).take(0) is not None
+
+
 # Rows in the store alone.
 
 
@@ -438,3 +466,34 @@ def test_the_plan_does_not_know_what_lies_in_the_store_alone(stored: Settings, o
     assert count_reusable(settings, build, identity, shards) is None
     opened(settings, build)
     assert count_reusable(settings, build, identity, shards) == 1
+
+
+def test_another_machine_knows_that_a_shard_was_discarded(
+    stored: Settings, server: Server, tmp_path: Path, opened: Any
+) -> None:
+    send(stored, make_build(stored, "made-old", [row(stored, number) for number in range(4)], shards=4), 4)
+    here, there = new_build(stored), BuildPaths(tmp_path / "there" / "made-new")
+    shard = shard_name(0, 4)
+    finish(stored, here, shard)
+    discard_shard(stored, here, shard)
+    shutil.copytree(here.root, there.root, ignore=shutil.ignore_patterns("discarded"))
+    for index in range(4):
+        write_table(there.prompts(shard_name(index, 4)), PROMPTS, [])
+    assert count_reusable(stored, there, build_identity(stored, "e" * 64, "t" * 64, None), [shard]) == 0
+    assert opened(stored, there, shard).take(0) is None and opened(stored, there, shard_name(1, 4)).take(1) is not None
+    finish(stored, there, shard)
+
+    marks = server.client().list_objects_v2(Bucket=BUCKET, Prefix=f"{stored.s3.prefix}/made-new/discarded/")
+    assert "Contents" not in marks and not there.discarded(shard).exists() and here.discarded(shard).exists()
+    restore_shard(stored, here, shard)
+    assert not here.discarded(shard).exists()
+
+
+def test_nothing_is_discarded_that_the_store_would_forget(stored: Settings) -> None:
+    """With a store that refuses, all is as it was: no mark, and nothing gone."""
+    gone = of(Path(stored.results), s3={**vars_of(stored), "bucket": "no-such-bucket"})
+    build, shard = new_build(stored), shard_name(0, 4)
+    finish(stored, build, shard)
+    with pytest.raises(StoreError):
+        discard_shard(gone, build, shard)
+    assert not build.discarded(shard).exists() and build.completions(shard).exists() and build.manifest(shard).exists()

@@ -61,9 +61,10 @@ def retry(reasons: tuple[str, ...], yes: bool, root: Path | None, configfiles: t
 @_yes
 @build_options
 def discard(shards: tuple[str, ...], yes: bool, root: Path | None, configfiles: tuple[Path, ...]) -> None:
-    """Take bad shards out, here and in the store, so that they are made again from their prompts.
+    """Take bad shards out, here and in the store, so that servers make them again from their prompts.
 
-    SHARD is a name such as shard-00042-of-01828. All its answers go, those that are in order too.
+    SHARD is a name such as shard-00042-of-01828. All its answers go, those that are in order too. Answers that older
+    builds have to its prompts are not taken over again.
     """
     from shardmill.redo import discard_shard
 

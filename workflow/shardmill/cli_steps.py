@@ -61,7 +61,7 @@ def generate(job: Job, shard: str) -> None:
     if claim is None:
         restore_shard(job.settings, job.build, shard)
         return
-    with claim, open_lookup(job.settings, job.build) as lookup:
+    with claim, open_lookup(job.settings, job.build, shard) as lookup:
         generate_shard(job.settings, job.build, shard, reusable=lookup)
 
 

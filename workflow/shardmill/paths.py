@@ -124,6 +124,10 @@ class BuildPaths:
         """What the run found in older builds: an index of their rows, and files fetched for it."""
         return self.run / "reuse"
 
+    def discarded(self, shard: str) -> Path:
+        """There while a discarded shard is not finished anew (store/discarded.py)."""
+        return self.run / "discarded" / shard
+
     def journal(self, shard: str) -> Path:
         return self.run / "journals" / f"{shard}.jsonl"
 

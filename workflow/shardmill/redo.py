@@ -20,6 +20,7 @@ from shardmill.generate.journal import open_journal, read_records
 from shardmill.paths import BuildPaths, shard_names
 from shardmill.schemas import read_rows
 from shardmill.settings import Settings
+from shardmill.store.discarded import mark_discarded
 from shardmill.store.publish import unpublish_shard
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -67,10 +68,12 @@ def forget_failed(settings: Settings, build: BuildPaths, failed: Failed) -> None
 def discard_shard(settings: Settings, build: BuildPaths, shard: str) -> list[str]:
     """Takes out everything that was made of a shard's prompts, in the store and here; returns what went from here.
 
+    It is made anew by servers: what an older build has for these prompts is not taken, since it may be what was bad.
     Raises StoreError when the store refuses; nothing has gone from here then.
     """
     files = (build.manifest(shard), build.tokens(shard), build.completions(shard), build.journal(shard))
     there = [path for path in (*files, build.progress(shard)) if path.exists()]
+    mark_discarded(settings, build, shard)
     unpublish_shard(settings, build, shard)
     for path in there:
         path.unlink(missing_ok=True)

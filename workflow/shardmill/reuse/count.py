@@ -16,6 +16,7 @@ from shardmill.reuse.prepare import downloaded, index_key, index_path, known_ind
 from shardmill.reuse.sources import find_sources
 from shardmill.schemas import read_rows
 from shardmill.settings import Settings
+from shardmill.store.discarded import discarded_among
 
 _COUNT = """
     WITH others AS (
@@ -39,11 +40,12 @@ def count_reusable(
     None where nothing can tell it yet: the prompts are not made, or rows that may do are in the store alone. Reads,
     and changes nothing. Raises StoreError when the store can't be listed.
     """
-    if not shards:
-        return 0
-    prompts = [build.prompts(shard) for shard in shards]
-    if not all(path.exists() for path in prompts):
+    if not all(build.prompts(shard).exists() for shard in shards):
         return None
+    again = discarded_among(settings, build, shards) if shards else set()
+    prompts = [build.prompts(shard) for shard in shards if shard not in again]
+    if not prompts:
+        return 0
     files: list[OldFile] = []
     for source in find_sources(settings, build, identity, shards):
         path = source.path or downloaded(build, source)

@@ -27,6 +27,7 @@ from shardmill.reuse.index import UNREADABLE, open_index, owner_key, prompt_key
 from shardmill.reuse.prepare import prepare_index
 from shardmill.schemas import COMPLETIONS
 from shardmill.settings import Settings
+from shardmill.store.discarded import is_discarded
 
 _log = logging.getLogger(__name__)
 
@@ -41,9 +42,12 @@ _WAIT_S = 60.0
 
 
 @contextmanager
-def open_lookup(settings: Settings, build: BuildPaths) -> Iterator[Find]:
-    """For one generate job. Raises StoreError when the store can't be listed, ShardmillError for a broken index."""
-    path = prepare_index(settings, build)
+def open_lookup(settings: Settings, build: BuildPaths, shard: str) -> Iterator[Find]:
+    """For one generate job: finds nothing for a shard that was discarded, which is to be made anew.
+
+    Raises StoreError when the store can't be listed, ShardmillError for a broken index.
+    """
+    path = None if is_discarded(settings, build, shard) else prepare_index(settings, build)
     if path is None:
         yield _nothing
         return

@@ -14,6 +14,7 @@ from shardmill.errors import DataError, StoreError
 from shardmill.files import write_bytes
 from shardmill.paths import BuildPaths
 from shardmill.settings import S3, Settings
+from shardmill.store.discarded import end_mark
 from shardmill.store.manifest import Manifest, describe_shard, root_key, uses_store
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def publish_shard(settings: Settings, build: BuildPaths, shard: str) -> None:
         _publish(open_store(settings.s3), settings.s3, build, manifest)
     else:
         write_bytes(local, manifest.to_bytes())
+    end_mark(settings, build, shard)
     build.journal(shard).unlink(missing_ok=True)
 
 

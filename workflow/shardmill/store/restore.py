@@ -38,14 +38,15 @@ def restore_shard(settings: Settings, build: BuildPaths, shard: str) -> None:
 
 
 def restore_facts(settings: Settings, build: BuildPaths) -> None:
-    """What a build that was restored whole lacks, since it read no dataset: the store's counts, model and rejects.
+    """What a build that was restored whole lacks: the store's counts, model, rejects and pilot report.
 
     Does nothing without a store, or where this machine has them. Raises StoreError when the store can't be read.
     """
     if not uses_store(settings.s3):
         return
     known = read_json(build.build_json) if build.build_json.exists() else {}
-    if known.get("counts") and known.get("model") and build.rejects.exists():
+    lacking = [path for path in (build.rejects, build.pilot_report) if not path.exists()]
+    if known.get("counts") and known.get("model") and not lacking:
         return
     from shardmill.store.client import open_store
     from shardmill.store.transfer import download_file
@@ -56,9 +57,10 @@ def restore_facts(settings: Settings, build: BuildPaths) -> None:
         theirs = orjson.loads(content.body)
         missing = {key: theirs.get(key) for key in ("counts", "model") if not known.get(key)}
         write_json(build.build_json, {**theirs, **known, **missing})
-    rejects = f"{root}prompts/rejects.parquet"
-    if not build.rejects.exists() and store.head(rejects) is not None:
-        download_file(store, rejects, build.rejects)
+    for path in lacking:
+        key = f"{root}{path.relative_to(build.root)}"
+        if store.head(key) is not None:
+            download_file(store, key, path)
 
 
 def is_published(settings: Settings, build: BuildPaths, shard: str) -> bool:
@@ -85,6 +87,8 @@ def take_shard(store: Store, build: BuildPaths, manifest: Manifest, raw: bytes) 
         local.unlink(missing_ok=True)
     downloaded = sum(_take_object(store, build, item) for item in manifest.objects)
     write_bytes(local, raw)
+    # The mark in the store is ended by the machine that published.
+    build.discarded(manifest.shard).unlink(missing_ok=True)
     build.journal(manifest.shard).unlink(missing_ok=True)
     return downloaded
 
