@@ -15,14 +15,14 @@ import psutil
 import pytest
 import yaml
 
+from fleetkit import hurried, hurry, results
 from shardmill.fleet import show
 from shardmill.fleet.gpus import parse
 from shardmill.fleet.home import Home
 from shardmill.settings import load
 from simserver import SimFleet
-from test_fleet import fast, results
 
-__all__ = ["fast", "results"]  # fixtures
+__all__ = ["hurried", "results"]  # fixtures
 
 
 def config_of(folder: Path, results: Path, **servers: Any) -> Path:
@@ -61,7 +61,10 @@ def test_up_status_down(results: Path, tmp_path: Path) -> None:
     assert "No server was running" in shardmill("down", *config).stdout
 
 
-def test_servers_started_by_hand_outlive_a_killed_fleet_and_go_down(results: Path, tmp_path: Path) -> None:
+def test_servers_started_by_hand_outlive_a_killed_fleet_and_go_down(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hurry(monkeypatch, orphan_s=2.0)
     config = ["--configfile", str(config_of(tmp_path, results, engine="llamacpp"))]
     shardmill("up", *config)
     state = json.loads(shardmill("status", "--json", *config).stdout)

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from fleetjob import answered, send
+from fleetkit import build_of, hurried, results, settings_of, state, until
 from shardmill.engines import Fault
 from shardmill.engines.choose import new_session
 from shardmill.errors import NoServers, SetupFault
@@ -27,9 +28,8 @@ from shardmill.servers.sglang_flags import Known, Wish, environment, known_flags
 from shardmill.settings import Settings
 from simserver.config import VERSIONS
 from simserver.flags import parser_of
-from test_fleet import build_of, fast, results, settings_of, state, until
 
-__all__ = ["fast", "results"]  # fixtures
+__all__ = ["hurried", "results"]  # fixtures
 
 QWEN = {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5"} | {
     "text_config": {

@@ -190,6 +190,11 @@ class SimFleet:
         """How often each prompt (by hash) arrived anywhere."""
         return Counter(line["prompt"] for line in self.logs() if line["event"] == "received")
 
+    def asked(self) -> Counter[str]:
+        """The same without probes, which want two new tokens."""
+        lines = (line for line in self.logs() if line["event"] == "received" and line["max_new_tokens"] > 2)
+        return Counter(line["prompt"] for line in lines)
+
     def answered(self) -> Counter[str]:
         """How often each prompt (by hash) was answered whole and right."""
         return Counter(line["prompt"] for line in self.logs() if line.get("outcome") == "answered")
