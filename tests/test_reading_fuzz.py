@@ -5,11 +5,13 @@ SHARDMILL_SOAK=1 (make soak) runs 100,000 random mutations instead of 2,000, and
 
 from __future__ import annotations
 
+import copy
 import gzip
 import io
 import json
 import os
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,23 +66,44 @@ anything = st.recursive(
 )
 
 
+RICH = {
+    "id": "rich",
+    "system": "Be kind.",
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "x"}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}],
+        },
+        {"role": "tool", "name": "f", "tool_call_id": "c", "content": 2},
+        {"from": "function_call", "value": '{"name": "f"}'},
+    ],
+}
+
+
 @st.composite
 def odd_records(draw: st.DrawFn) -> Any:
-    """Records with a value or two somewhere in them replaced or put in."""
-    record: Any = draw(records())
+    """Records with a value or two, somewhere in them, replaced or put in."""
+    made: Any = draw(records() | st.just(RICH).map(copy.deepcopy))
     for _ in range(draw(st.integers(1, 2))):
-        inside = [record]
-        inside += [value for each in inside if isinstance(each, dict | list) for value in _values(each)]
-        target = draw(st.sampled_from([each for each in inside if isinstance(each, dict | list)]))
-        if isinstance(target, dict):
-            target[draw(words | st.sampled_from(sorted(target) or ["id"]))] = draw(anything)
+        holder, key = draw(st.sampled_from(list(places(made))))
+        if draw(st.booleans()):
+            holder[key] = draw(anything)
+        elif isinstance(holder, dict):
+            holder[draw(words)] = draw(anything)
         else:
-            target.insert(draw(st.integers(0, len(target))), draw(anything))
-    return record
+            holder.insert(key, draw(anything))
+    return made
 
 
-def _values(container: Any) -> list[Any]:
-    return list(container.values()) if isinstance(container, dict) else container
+def places(holder: Any) -> Iterator[tuple[Any, Any]]:
+    """Every value inside `holder`, at any depth, as the dict or list that it is in and its key there."""
+    for key, value in list(holder.items() if isinstance(holder, dict) else enumerate(holder)):
+        yield holder, key
+        if isinstance(value, dict | list):
+            yield from places(value)
 
 
 def layouts(made: list[Any]) -> dict[str, bytes]:
