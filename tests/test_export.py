@@ -227,6 +227,23 @@ def test_long_datasets_are_written_in_several_files(tmp_path: Path, monkeypatch:
     assert as_pairs(read_dataset(tmp_path / "out")) == as_pairs(expected(rows, None, "cut", 1)[0])
 
 
+def test_the_hubs_own_package_loads_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As save_to_disk's own, but for the format: torch, which asks for tensors, is not in this environment."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # read when the package is imported
+    import datasets
+
+    rows, out = [Given(3, 5 + number % 9) for number in range(40)], tmp_path / "out"
+    run("speculators", make_build(tmp_path, rows), out, "--split", "validation=0.3")
+    for folder in (out, out / "train", out / "validation"):
+        state = json.loads((folder / "state.json").read_text())
+        assert state["_format_type"] == "torch"
+        (folder / "state.json").write_text(json.dumps(state | {"_format_type": None}))
+        loaded = datasets.load_from_disk(str(folder))
+        assert {str(feature) for feature in loaded.features.values()} == {"List(Value('int64'))", "Value('int64')"}
+        assert loaded["seq_len"][:] == [len(ids) for ids in loaded["input_ids"]]
+        assert as_pairs(loaded.to_list()) == as_pairs(read_dataset(folder))
+
+
 def test_the_same_build_makes_the_same_bytes(tmp_path: Path) -> None:
     build = make_build(tmp_path, SOME)
     for trainer in ("specforge", "speculators"):

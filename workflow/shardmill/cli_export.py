@@ -137,7 +137,9 @@ def _export(
         click.echo(f"Warning: {state}", err=True)
     for folder in left_over(out):
         click.echo(f"Warning: {folder} is of another export to {out}; delete it if that was killed.", err=True)
-    with click.progressbar(length=len(source.finished), label="shards", file=sys.stderr) as bar:
+    # Where nobody watches it, a bar is a stray word.
+    hidden = not sys.stderr.isatty()
+    with click.progressbar(length=len(source.finished), label="shards", file=sys.stderr, hidden=hidden) as bar:
         account = export_build(source, trainer, rules, splits, out, open_format, lambda: bar.update(1))
     if as_json:
         click.echo(orjson.dumps(account.as_dict(), option=orjson.OPT_INDENT_2))
