@@ -15,7 +15,7 @@ import orjson
 from shardmill.engines.base import Fault
 from shardmill.errors import NoServers
 from shardmill.files import write_json
-from shardmill.fleet.client import Aftermath, Lease, Outcome
+from shardmill.fleet.lease import Aftermath, Lease, Outcome
 from shardmill.generate.job import generate_shard
 from shardmill.generate.pace import Pace
 from shardmill.identity import prompt_id, sampling_identity
@@ -27,7 +27,7 @@ from simserver import SimConfig, answer
 SHARD = shard_name(0, 1)
 STOP_IDS = (2,)
 VOCABULARY = 49152
-FAST = Pace(sync_s=0.05, progress_s=0.1, log_s=5.0, backoff_s=0.02, backoff_most_s=0.2, journal_wait_s=10.0)
+FAST = Pace(sync_s=0.05, progress_s=0.1, log_s=5.0, space_s=0.02, backoff_s=0.02, backoff_most_s=0.2, journal_wait_s=10.0)
 
 
 def make_settings(urls: Sequence[str], **sections: Mapping[str, Any]) -> Settings:

@@ -10,6 +10,11 @@ shell.prefix(
 )
 
 
+# A core stays for tokenize, publish and restore, however many shards wait for servers or for disk. --resources overrides.
+if "generating" not in workflow.global_resources and workflow.cores:
+    workflow.register_resource("generating", max(1, workflow.cores - 1))
+
+
 wildcard_constraints:
     shard=r"shard-\d{5,}-of-\d{5,}",
 
@@ -24,6 +29,16 @@ def gate_ticket(wildcards):
     if PLAN.gate and wildcards.shard not in PLAN.pilot:
         return str(BUILD.gate_passed(PLAN.checks_key))
     return []
+
+
+def facts_ticket(wildcards):
+    """Lost facts of the build, found again, for a job that needs them. Mostly nothing is lost."""
+    return [str(BUILD.facts_found)] if PLAN.facts else []
+
+
+def generate_priority(wildcards):
+    """Between 0 and 1, falling in the order in which this machine takes the shards."""
+    return 1 - (RUN.places[wildcards.shard] + 1) / (len(PLAN.shards) + 1)
 
 
 def targets():

@@ -13,6 +13,9 @@ rule generate:
         str(BUILD.logs / "generate" / "{shard}.tsv")
     wildcard_constraints:
         shard=pattern(PLAN.generate),
+    priority: generate_priority
+    resources:
+        generating=1,
     params:
         build=BUILD.root,
     shell:

@@ -9,7 +9,7 @@ import sys
 import click
 
 from shardmill import __version__
-from shardmill.errors import ShardmillError
+from shardmill.errors import NO_SPACE, ShardmillError
 
 # Command -> module and attribute of its click command.
 _COMMANDS = {
@@ -64,6 +64,12 @@ def main() -> None:
         # The reader (head, less) has seen enough.
         sys.stderr.close()
         sys.exit(0)
+    except OSError as error:
+        if error.errno not in NO_SPACE:
+            raise
+        where = f" for {error.filename}" if error.filename else ""
+        _say(f"Error: No space is left on the disk{where}: free some, and run again; what is finished is kept.")
+        sys.exit(1)
 
 
 def _say(sentence: str) -> None:

@@ -53,10 +53,14 @@ def prompts(job: Job, threads: int) -> None:
 def generate(job: Job, shard: str) -> None:
     """Prompts of a shard to completions, unless another machine on the same build has published them meanwhile."""
     from shardmill.generate.job import generate_shard
+    from shardmill.generate.pace import Pace
+    from shardmill.generate.space import Space
     from shardmill.reuse.lookup import open_lookup
     from shardmill.store.claims import claim_or_published
     from shardmill.store.restore import restore_shard
 
+    # Before the claim, so that another machine can take the shard meanwhile.
+    Space(job.build.root, job.settings.generate.patience_s, Pace().space_s).wait()
     claim = claim_or_published(job.settings, job.build, shard)
     if claim is None:
         restore_shard(job.settings, job.build, shard)

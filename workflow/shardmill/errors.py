@@ -5,6 +5,11 @@ Exit codes (DESIGN.md): 0 well, 1 a problem in the data or the world, 2 used wro
 
 from __future__ import annotations
 
+import errno
+
+# What a full disk, a quota and a file system's limit raise.
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 
 class ShardmillError(Exception):
     """Something is wrong with the data, the machine or a server. The message is shown as it is."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import shlex
@@ -20,6 +21,7 @@ from shardmill.errors import DataError, ShardmillError
 from shardmill.files import read_json, write_json
 from shardmill.fleet.runlock import RunLock, acquire, myself
 from shardmill.identity import build_id, build_identity
+from shardmill.order import places
 from shardmill.paths import BuildPaths
 from shardmill.plan import Plan, make_plan
 from shardmill.settings import Settings, layered, resolve, typed
@@ -44,6 +46,11 @@ class Run:
     digests: InputDigests
     plan: Plan
     _lock: RunLock | None = None
+
+    @functools.cached_property
+    def places(self) -> dict[str, int]:
+        """The order in which this machine takes the shards."""
+        return places(self.settings, self.build)
 
     def start(self) -> None:
         """Takes the build's lock, and writes down what this run goes by before its first job."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from shardmill.errors import ShardmillError
 from shardmill.generate.ask import Asker
@@ -25,7 +25,7 @@ _QUEUE = 64
 
 
 class Conversations:
-    """Runs through `todo`. `want` tells the fleet how many prompts wait for a place."""
+    """Runs through `todo`. `want` tells the fleet how many prompts wait; `room` waits while the disk is tight."""
 
     def __init__(
         self,
@@ -36,6 +36,7 @@ class Conversations:
         text: Text,
         stop_ids: frozenset[int],
         want: Callable[[int], None],
+        room: Callable[[], Awaitable[None]],
         pace: Pace,
     ) -> None:
         self._todo = todo
@@ -45,6 +46,7 @@ class Conversations:
         self._text = text
         self._stop_ids = stop_ids
         self._want = want
+        self._room = room
         self._pace = pace
 
     async def run(self) -> None:
@@ -93,6 +95,7 @@ class Conversations:
         elif known is None and self._work.reuse(key, prompt, rendered_here=True):
             return
         else:
+            await self._room()
             history = self._work.histories.setdefault(key, History())
             completion = await self._asker.ask(prompt, history, lambda: self._work.note(key, history), leased)
         self._work.keep(key, prompt, completion, rendered_here=known is None)

@@ -25,9 +25,11 @@ from shardmill.generate.pace import Pace
 from shardmill.generate.progress import Tally, line
 from shardmill.generate.prompts import Key, ShardPrompts
 from shardmill.generate.rows import write_completions
+from shardmill.generate.space import Space
 from shardmill.generate.text import Text
 from shardmill.generate.work import Reusable, Work, nothing_reusable
-from shardmill.paths import BuildPaths, shard_index
+from shardmill.order import places
+from shardmill.paths import BuildPaths
 from shardmill.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -61,7 +63,7 @@ def generate_shard(
 
     Goes on from the journal of an earlier run. `reusable` finds rows of other builds (work.Reusable). Raises
     ShardmillError, with everything finished kept in the journal, when it is stopped, when no server is left for
-    `generate.patience_s` (NoServers), when servers are set up wrongly (SetupFault), or when the disk is full.
+    `generate.patience_s` (NoServers), when servers are set up wrongly (SetupFault), or when the disk stays tight.
     """
     pace = pace or Pace()
     prompts = ShardPrompts(build.prompts(shard))
@@ -124,7 +126,15 @@ class _Job:
         missing = len(work.prompts) - len(work.done) - work.tally.not_reached
         if missing:
             raise DataError(f"{self._shard}: {missing} prompts have no row; its journal is kept. Run again.")
-        write_completions(path, work.prompts, work.done, work.journal, self._text.decode, self._model.stop_ids)
+        write_completions(
+            path,
+            work.prompts,
+            work.done,
+            work.journal,
+            self._text.decode,
+            self._model.stop_ids,
+            work.tally.effort(),
+        )
 
     def _last_words(self, state: str) -> None:
         progress = self._work.tally.progress(state)
@@ -158,7 +168,7 @@ class _Job:
     async def _with_fleet(self, join: Join, todo: deque[list[Key]]) -> None:
         settings = self._settings
         api_key = _api_key(settings)
-        fleet = await join(settings, self._build, self._shard, shard_index(self._shard))
+        fleet = await join(settings, self._build, self._shard, places(settings, self._build)[self._shard])
         async with fleet, new_session() as session:
             asker = Asker(
                 engine(settings.servers.engine, api_key),
@@ -178,6 +188,7 @@ class _Job:
                 self._text,
                 self._model.stop_ids,
                 fleet.want,
+                Space(self._build.root, settings.generate.patience_s, self._pace.space_s).room,
                 self._pace,
             )
             asking = asyncio.create_task(conversations.run())

@@ -7,7 +7,6 @@ and counted; its prompt is done again. A torn tail is cut off before anything is
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import mmap
 import os
@@ -22,11 +21,10 @@ from typing import Any
 
 import orjson
 
-from shardmill.errors import ShardmillError
+from shardmill.errors import NO_SPACE, ShardmillError
 
 _HEAD = re.compile(rb"([0-9a-f]{8}) ([0-9]{1,10}) ")
 _LONGEST_HEAD = 32
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +115,7 @@ class Journal:
             self.damage = Damage(seen.torn, seen.bad + 1, offset if seen.first_bad is None else seen.first_bad)
 
     def _full(self, error: OSError) -> ShardmillError:
-        if error.errno in _NO_SPACE:
+        if error.errno in NO_SPACE:
             return ShardmillError(
                 f"No space is left for the journal {self.path}. The rows in it are safe: free some, and run again."
             )

@@ -159,7 +159,7 @@ def holder(settings: Settings, build: BuildPaths, shard: str) -> Holder | None:
     return Holder(str(_parse(found.body).get("machine", "another machine")), _left(found))
 
 
-def claim_or_published(settings: Settings, build: BuildPaths, shard: str, poll_s: float = 15.0) -> Claim | None:
+def claim_or_published(settings: Settings, build: BuildPaths, shard: str, poll_s: float = 5.0) -> Claim | None:
     """Waits until the shard is ours (a Claim), or another machine has published it (None: restore it then)."""
     from shardmill.store.restore import is_published
 
