@@ -80,6 +80,7 @@ class MadeBuild:
     shards: int = 2
     rejects: int = 2
     counts: dict[str, Any] = field(default_factory=dict)
+    effort: dict[str, Any] | None = None  # as each shard's file has it
 
     @property
     def paths(self) -> BuildPaths:
@@ -97,6 +98,7 @@ class MadeBuild:
                 paths.completions(name),
                 COMPLETIONS,
                 (row["completion"] for row in rows if row["completion"]["reason"] != "not_reached"),
+                self.effort,
             )
             if tokens:
                 ok = (row["completion"] for row in rows if row["completion"]["status"] == "ok")

@@ -36,7 +36,7 @@ from shardmill.generate.ask import DEATHS
 from shardmill.generate.job import generate_shard
 from shardmill.generate.journal import open_journal, read_records
 from shardmill.paths import BuildPaths
-from shardmill.schemas import COMPLETIONS, write_table
+from shardmill.schemas import COMPLETIONS, read_notes, write_table
 from shardmill.settings import Settings
 from simserver import SimFleet, free_ports, prompt_hash
 from simserver.faults import ANSWER_KINDS, REFUSAL_KINDS
@@ -118,6 +118,24 @@ def test_each_fault_alone(fleet: SimFleet, tmp_path: Path, kind: str) -> None:
     # Sent twice is no more than what was spoilt, and a control for each degenerate answer.
     each = 2 if kind in DEGENERATE else 1
     assert received.total() - 100 <= each * fired, f"{received.total()} requests for 100 prompts and {fired} faults"
+
+
+def test_answers_cut_at_their_stop_are_counted_in_the_file(fleet: SimFleet, tmp_path: Path) -> None:
+    """Exactly, also when all but the journal was lost on the way."""
+    settings = make_settings(fleet.urls)
+    build = make_shard(tmp_path / "b-1", settings, [random_prompt(n) for n in range(60)])
+    before = len(fleet.logs())
+    set_faults(fleet, {"kind": "junk_after_eos", "p": 0.5})
+    generate(settings, build)
+    fired = sum(line["event"] == "received" and line["fault"] is not None for line in fleet.logs()[before:])
+    # An answer that the limit cuts has no stop token for junk to follow.
+    cut = read_notes(build.completions(SHARD))
+    assert cut is not None and 0 < cut["cut_at_stop"] <= fired
+    assert cut["cut_at_stop"] == read_json(build.progress(SHARD))["cut_at_stop"]
+    build.completions(SHARD).unlink()
+    build.progress(SHARD).unlink()
+    generate(settings, build)
+    assert read_notes(build.completions(SHARD)) == cut
 
 
 def test_all_faults_together(fleet: SimFleet, tmp_path: Path) -> None:

@@ -197,6 +197,21 @@ def test_a_file_that_was_changed_is_found_out(tmp_path: Path, name: str) -> None
         assert not report["passed"]
 
 
+def test_answers_that_were_cut_at_their_stop_are_counted_and_warned_of(tmp_path: Path) -> None:
+    """What generate took away before it kept a row is told by its file's footer alone."""
+    effort = {"cut_at_stop": 2, "degenerate": {"empty": 1}, "faults": {"timeout": 3}}
+    chosen = settings_of()
+    build = MadeBuild(tmp_path / "made-0123456789", chosen, effort=effort).write(sound())
+    report = check_build(build, chosen)
+    assert report["effort"] == {"cut_at_stop": 4, "degenerate": {"empty": 2}, "faults": {"timeout": 6}}
+    assert value(report, "cut_at_stop") == pytest.approx(4 / 40)
+    assert failing(report) == {"cut_at_stop"} and report["passed"]
+    assert f"{FIRST}: 2 answers" in render_verdict(report)
+    # A file of an earlier version doesn't tell, which is not the same as none.
+    untold = check_build(*made(tmp_path / "untold", sound()))
+    assert untold["effort"] is None and value(untold, "cut_at_stop") is None
+
+
 def test_accept_length_that_falls_over_time_warns(tmp_path: Path) -> None:
     answers = [replace(answer, accept_length=3.4 - n * 0.03) for n, answer in enumerate(sound())]
     report = check_build(*made(tmp_path, answers))
@@ -320,19 +335,29 @@ def test_a_limit_makes_a_reported_value_a_judged_one(tmp_path: Path) -> None:
 def test_a_small_pilot_warns_and_gives_no_verdict(tmp_path: Path) -> None:
     build, chosen = made(tmp_path, [disaster(number) for number in range(22)])
     report = check_pilot(build, chosen, [FIRST])
-    assert report["passed"]
-    assert "11 rows are too few for a verdict" in report["note"]
+    assert report["passed"] and report["verdict"] == "none"
     assert all(check["severity"] == "warning" for check in report["checks"] if not check["passed"])
-    assert "nearly_empty" in render_verdict(report)
+    shown = render_verdict(report)
+    assert "no verdict: 11 rows, 12 are needed; " in shown and "nearly_empty" in shown
     twelve = check_pilot(*made(tmp_path, [disaster(number) for number in range(24)]), [FIRST])
-    assert not twelve["passed"]
+    assert not twelve["passed"] and twelve["verdict"] == "failed"
 
 
-def test_a_pilot_of_no_rows_passes_with_a_note(tmp_path: Path) -> None:
+def test_no_rows_are_never_called_passed(tmp_path: Path) -> None:
+    """The run goes on after an empty pilot; a build without a row is not one that passed."""
     build, chosen = made(tmp_path, [])
-    report = check_pilot(build, chosen, [FIRST])
-    assert report["passed"]
-    assert report["note"]
+    pilot, whole = check_pilot(build, chosen, [FIRST]), check_build(build, chosen)
+    assert pilot["passed"] and not whole["passed"]
+    for report in (pilot, whole):
+        shown = render_verdict(report)
+        assert report["verdict"] == "none"
+        assert shown.endswith("(0 rows): no verdict: 0 rows.")
+        assert "passed" not in shown
+
+
+def test_a_small_build_is_judged_for_it_is_no_sample(tmp_path: Path) -> None:
+    build, chosen = made(tmp_path, [disaster(number) for number in range(5)])
+    assert check_build(build, chosen)["verdict"] == "failed"
 
 
 def test_one_unlucky_shard_of_a_good_run_is_published(tmp_path: Path) -> None:

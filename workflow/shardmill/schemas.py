@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -80,9 +81,20 @@ TOKENS = _schema(
 _ROW_GROUP = 1024
 
 
-def write_table(path: Path, schema: pa.Schema, rows: Iterable[dict[str, Any]]) -> int:
-    """Writes `rows` as Parquet (zstd) under `schema`, atomically; returns how many. No rows make a schema-true file."""
+# Where a file's footer keeps JSON of this program's own.
+_NOTES_KEY = b"shardmill"
+
+
+def write_table(
+    path: Path, schema: pa.Schema, rows: Iterable[dict[str, Any]], notes: Mapping[str, Any] | None = None
+) -> int:
+    """Writes `rows` as Parquet (zstd) under `schema`, atomically; returns how many. No rows make a schema-true file.
+
+    `notes` go into the footer as JSON: readers see the same columns with them and without.
+    """
     count = 0
+    if notes is not None:
+        schema = schema.with_metadata({_NOTES_KEY: orjson.dumps(notes)})
     with atomic_path(path) as temporary, pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
         batch: list[dict[str, Any]] = []
         for row in rows:
@@ -109,6 +121,13 @@ def read_rows(path: Path, columns: list[str] | None = None) -> Iterator[dict[str
         raise DamagedFile(
             f"{path} can't be read as Parquet ({error}): `shardmill discard` takes its shard out."
         ) from None
+
+
+def read_notes(path: Path) -> dict[str, Any] | None:
+    """What write_table was given as `notes`, from the file's footer alone."""
+    noted = (pq.read_metadata(path).metadata or {}).get(_NOTES_KEY)
+    notes: dict[str, Any] | None = None if noted is None else orjson.loads(noted)
+    return notes
 
 
 def count_rows(path: Path) -> int:

@@ -146,6 +146,7 @@ class Asker:
             attempts=history.attempts,
             server=lease.server,
             latency_s=answer.latency_s,
+            cut=verdict.cut,
         )
 
     async def _useless(

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from shardmill.effort import Effort
 from shardmill.engines import Answer, Fault
 from shardmill.errors import ShardmillError
 from shardmill.files import read_json, write_json
@@ -63,6 +64,7 @@ class Tally:
     def restored(self, record: dict[str, Any]) -> None:
         """A row that the journal already has."""
         self._attempts += 0 if record["reused_from"] else record["attempts"]
+        self._cut += record.get("cut", False)
         if record["reason"] is None:
             self.ok += 1
             self.reused += record["reused_from"] is not None
@@ -134,15 +136,16 @@ class Tally:
             "in_flight": self.in_flight,
             "waiting": self._prompts - self.done - self.not_reached - self.in_flight,
             "attempts": self._attempts,
-            "degenerate": dict(self._degenerate),
-            "faults": dict(self._faults),
-            "cut_at_stop": self._cut,
+            **self.effort().as_dict(),
             "tokens": self._tokens,
             "rows_per_s": round((self._kept_now - rows) / span, 3),
             "tokens_per_s": round((self._tokens_now - tokens) / span, 1),
             "accept_length": self._accept_mean(),
             "servers": {name: dict(counts) for name, counts in sorted(self._by_server.items())},
         }
+
+    def effort(self) -> Effort:
+        return Effort(self._cut, self._degenerate, self._faults)
 
     def write(self, progress: dict[str, Any]) -> None:
         """What `progress` gave, to the file. May run in another thread; after a job's last words nothing is written."""
@@ -177,7 +180,6 @@ class Tally:
             return
         self._starts = int(earlier["starts"]) + 1
         self._seconds_before = float(earlier["seconds"])
-        self._cut = int(earlier["cut_at_stop"])
         self._faults.update(earlier["faults"])
         self._degenerate.update(earlier["degenerate"])
         for name, counts in earlier["servers"].items():

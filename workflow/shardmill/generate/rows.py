@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from shardmill.effort import Effort
 from shardmill.errors import ShardmillError
 from shardmill.generate.journal import Journal
 from shardmill.generate.prompts import Key, ShardPrompts
@@ -31,6 +32,7 @@ class Completion:
     latency_s: float | None  # of the request that was kept
     reused_from: str | None = None  # the folder's name of the build that has asked this already
     finished_ms: int | None = None  # Unix time of a reused row; None: now
+    cut: bool = False  # what the server gave after its end was taken away
 
 
 def record(
@@ -51,6 +53,7 @@ def record(
         "latency_s": completion.latency_s,
         "finished_ms": time.time_ns() // 1_000_000 if completion.finished_ms is None else completion.finished_ms,
         "reused_from": completion.reused_from,
+        "cut": completion.cut,
     }
 
 
@@ -86,13 +89,15 @@ def write_completions(
     journal: Journal,
     decode: Callable[[list[int]], str],
     stop_ids: frozenset[int],
+    effort: Effort,
 ) -> int:
     """Compacts the journal into completions/<shard>.parquet, in the order of (conversation_id, turn); returns its rows.
 
-    `done` gives each row's place in the journal. Turns after a failed one have none, and no row.
+    `done` gives each row's place in the journal. Turns after a failed one have none, and no row. `effort` goes into
+    the file's footer.
     """
     try:
-        return write_table(path, COMPLETIONS, _rows(prompts, done, journal, decode, stop_ids))
+        return write_table(path, COMPLETIONS, _rows(prompts, done, journal, decode, stop_ids), effort.as_dict())
     except OSError as error:
         raise ShardmillError(
             f"{path} cannot be written ({error.strerror}). The rows are safe in {journal.path}: "

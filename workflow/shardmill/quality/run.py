@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from shardmill.catalog import connect
+from shardmill.effort import read_efforts, total
 from shardmill.errors import DataError
 from shardmill.files import write_json
 from shardmill.paths import BuildPaths
@@ -56,6 +57,7 @@ def check_build(build: BuildPaths, settings: Settings) -> Report:
 def _check(build: BuildPaths, settings: Settings, scope: str, shards: Sequence[str] | None) -> Report:
     checks = load_checks(settings.quality)
     with connect(build, shards) as connection:
+        effort = _effort(connection, build, shards)
         prepare(connection, settings, build_facts(build))
         accounting = account(connection) if scope == "build" else None
         totals = _totals(connection)
@@ -63,22 +65,27 @@ def _check(build: BuildPaths, settings: Settings, scope: str, shards: Sequence[s
             _result(connection, check, settings.quality, totals["ok"] if scope == "shard" else None)
             for check in checks.of_scope(scope)
         ]
-        failures = _failures(connection)
+        reused, failures = _reused(connection), _failures(connection)
         distributions = lengths(connection) if scope == "build" else None
-    few = scope != "build" and totals["rows"] < LEAST_ROWS
+    few = totals["rows"] < (1 if scope == "build" else LEAST_ROWS)
     failing = [item for item in results if _stops(item)]
     if few:
         for item in failing:
             item["severity"] = "warning"
+    sound = not failing and (accounting is None or accounting["balanced"])
     report = {
         "build": build.name,
-        "passed": (few or not failing) and (accounting is None or accounting["balanced"]),
+        # Of a sample too small to judge the run goes on; a build without a row is nothing that passed.
+        "passed": scope != "build" if few else sound,
+        "verdict": "none" if few else "passed" if sound else "failed",
         "scope": scope,
         "shards": list(shards) if shards is not None else None,
         "checked_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "note": _note(few, totals["rows"], failing),
         **totals,
+        "reused_from": reused,
         "failures": failures,
+        "effort": effort,
         "checks": results,
         "off": list(checks.off),
     }
@@ -92,7 +99,7 @@ def _stops(result: Report) -> bool:
 def _note(few: bool, rows: int, failing: list[Report]) -> str | None:
     if not few:
         return None
-    said = f"{rows} rows are too few for a verdict ({LEAST_ROWS} are needed)"
+    said = f"{rows} rows, {LEAST_ROWS} are needed" if rows else "0 rows"
     return f"{said}; {len(failing)} checks would have failed" if failing else said
 
 
@@ -173,6 +180,34 @@ def _totals(connection: duckdb.DuckDBPyConnection) -> dict[str, int]:
     ).fetchone()
     assert row is not None
     return dict(zip(("rows", "ok", "reused", "prompt_tokens", "completion_tokens"), map(int, row), strict=True))
+
+
+def _effort(
+    connection: duckdb.DuckDBPyConnection, build: BuildPaths, shards: Sequence[str] | None
+) -> dict[str, Any] | None:
+    """Of all shards together, and the table shard_effort; None where no file tells."""
+    there = sorted((build.root / "completions").glob("shard-*.parquet"))
+    efforts = read_efforts(path for path in there if shards is None or path.stem in shards)
+    connection.execute(
+        "CREATE TEMP TABLE shard_effort AS SELECT unnest($1::VARCHAR[]) AS shard, unnest($2::BIGINT[]) AS cut_at_stop, "
+        "unnest($3::BIGINT[]) AS degenerate, unnest($4::BIGINT[]) AS faults",
+        [
+            list(efforts),
+            [effort.cut_at_stop for effort in efforts.values()],
+            [effort.degenerate.total() for effort in efforts.values()],
+            [effort.faults.total() for effort in efforts.values()],
+        ],
+    )
+    return total(efforts.values()).as_dict() if efforts else None
+
+
+def _reused(connection: duckdb.DuckDBPyConnection) -> dict[str, int]:
+    """Ok rows by the build that made them, this one left out."""
+    rows = connection.execute(
+        "SELECT reused_from, count(*) FROM completions WHERE status = 'ok' AND reused_from IS NOT NULL "
+        "GROUP BY reused_from ORDER BY 2 DESC, 1"
+    ).fetchall()
+    return {str(source): int(count) for source, count in rows}
 
 
 def _failures(connection: duckdb.DuckDBPyConnection) -> dict[str, int]:

@@ -15,8 +15,6 @@ def render_verdict(report: dict[str, Any]) -> str:
     bad = [check for check in checks if not check["passed"]]
     accounting = report.get("accounting")
     lines = [_headline(report, bad)]
-    if report.get("note"):
-        lines.append(f"Note: {report['note']}.")
     if accounting is not None and not accounting["balanced"]:
         lines.append("The accounting does not balance: " + _accounts(accounting) + ".")
     if bad:
@@ -51,6 +49,8 @@ def render_verdict(report: dict[str, Any]) -> str:
 def _headline(report: dict[str, Any], bad: list[dict[str, Any]]) -> str:
     what = f"{_OF[report['scope']]} of {report['build']} ({report['rows']:,} rows)"
     total = len(report["checks"])
+    if report["verdict"] == "none":
+        return f"Checks of {what}: no verdict: {report['note']}."
     if not bad:
         return f"Checks of {what}: all {total} passed."
     stopping = sum(_verdict(check) == "FAILED" for check in bad)
