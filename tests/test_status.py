@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -33,6 +34,7 @@ from shardmill.settings import Settings
 from shardmill.status import rows, trends
 from shardmill.status.gather import Gatherer, gather
 from shardmill.status.model import Status
+from shardmill.store.uploads import note_upload
 from simserver import SimFleet
 from workspace import BIN, Workspace
 
@@ -218,6 +220,25 @@ def test_restored_shards_are_told_from_made_ones(tmp_path: Path) -> None:
     assert (store.published_shards, store.published_bytes) == (1, sizes[names[0]])
     assert (store.behind_shards, store.behind_bytes) == (3, sum(sizes[name] for name in names[1:]))
     assert "3 shards" in shardmill("status", "--build", str(build.root))
+
+
+def test_what_waits_for_the_store_and_how_far_behind_it_is(tmp_path: Path) -> None:
+    settings, build = build_of(tmp_path, [good(number) for number in range(8)], s3={"bucket": "mill"})
+    names, now = [shard_name(index, SHARDS) for index in range(SHARDS)], time.time()
+    for index, name in enumerate(names):
+        os.utime(build.completions(name), (now - 100 * (index + 1), now - 100 * (index + 1)))
+    store = gather(settings, build).store
+    assert (store.upload_s, store.upload_bytes_per_s, store.lag_s) == (None, None, None)
+    assert store.behind_shards == SHARDS and store.behind_s == pytest.approx(100 * SHARDS, abs=10)
+    for seconds, name in zip((1.0, 2.0, 6.0), names, strict=False):
+        note_upload(build, name, 4_000_000, seconds)
+    build.upload(names[3]).write_text("{")
+    store = gather(settings, build).store
+    assert store.upload_s == 2.0 and store.upload_bytes_per_s == pytest.approx(12e6 / 9)
+    assert store.lag_s == pytest.approx(200, abs=10)
+    text = shardmill("status", "--build", str(build.root))
+    assert "4 shards and" in text and "waiting for 6m" in text
+    assert "last uploads 2.0 s a shard at 1.3 MB/s, 3m after their answers" in text
 
 
 def test_servers_as_the_fleet_tells_them(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from shardmill.store.listing import published_shards
 from shardmill.store.manifest import Manifest, manifest_matches, read_manifest, root_key
 from shardmill.store.publish import publish_files, publish_shard, unpublish_shard
 from shardmill.store.restore import restore_facts, restore_shard
+from shardmill.store.uploads import read_upload
 from storebuilds import NAME, assert_manifest_is_right, files_of, make_build, make_shard
 
 SHARDS = shard_names(8)
@@ -85,6 +86,9 @@ def test_what_is_published_comes_back_byte_for_byte(any_server: Server, settings
     for shard in SHARDS[:2]:
         publish_shard(settings, here, shard)
     assert published_shards(settings, here) == set(SHARDS[:2])
+    noted = read_upload(here.upload(FIRST))
+    assert noted is not None and noted.seconds > 0 and 0 < noted.behind_s < 600
+    assert noted.bytes == here.completions(FIRST).stat().st_size + here.tokens(FIRST).stat().st_size
 
     there = BuildPaths(tmp_path / "b" / NAME)
     restore_shard(settings, there, SHARDS[1])

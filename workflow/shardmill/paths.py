@@ -131,5 +131,13 @@ class BuildPaths:
     def journal(self, shard: str) -> Path:
         return self.run / "journals" / f"{shard}.jsonl"
 
+    @property
+    def uploads(self) -> Path:
+        """What each upload to the store took (store/uploads.py)."""
+        return self.run / "uploads"
+
+    def upload(self, shard: str) -> Path:
+        return self.uploads / f"{shard}.json"
+
     def progress(self, shard: str) -> Path:
         return self.run / "progress" / f"{shard}.json"

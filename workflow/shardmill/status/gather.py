@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,8 +23,9 @@ from shardmill.status import outlook, servers, trends
 from shardmill.status.failures import ExampleCache, failed_of, failures
 from shardmill.status.model import DatasetUse, Fleet, Prompts, RunNow, Shards, Status, Store, Trend, Verdict
 from shardmill.status.rows import RowsCache, ShardRows, Span, by_server, curves, work
-from shardmill.status.shards import Here, ManifestCache, ShardNow, Stage, look, read_plan
+from shardmill.status.shards import Here, ManifestCache, ShardNow, Stage, last_uploads, look, read_plan
 from shardmill.store.manifest import root_key, uses_store
+from shardmill.store.uploads import Upload
 
 _GOING = Stage.GENERATING
 _TREND_S = 24 * 3600.0  # of a fleet's history
@@ -72,7 +74,7 @@ class Gatherer:
             outlook=outlook.outlook(settings, shards, done, prompts, pace, fleet, run.at_work, now),
             fleet=fleet,
             other_gpus=servers.other_gpus(fleet, seen),
-            store=_store(settings, build, shards),
+            store=_store(settings, build, shards, last_uploads(build, here), now),
             dataset=_dataset(settings, facts.get("counts") or {}, prompts),
             verdict=_verdict(build),
             failures=failures(build, shards, done, self._examples),
@@ -179,7 +181,9 @@ def _not_reached(done: Mapping[str, ShardRows], by_shard: Mapping[str, int]) -> 
     return sum(max(0, by_shard[name] - rows.rows) for name, rows in done.items() if name in by_shard)
 
 
-def _store(settings: Settings, build: BuildPaths, shards: Sequence[ShardNow]) -> Store:
+def _store(
+    settings: Settings, build: BuildPaths, shards: Sequence[ShardNow], uploads: Sequence[Upload], now: float
+) -> Store:
     s3 = settings.s3
     where = f"s3://{s3.bucket}/{root_key(s3, build.name)}" if s3.bucket is not None else None
     used = uses_store(s3)
@@ -194,11 +198,24 @@ def _store(settings: Settings, build: BuildPaths, shards: Sequence[ShardNow]) ->
         published_bytes=size,
         behind_shards=len(behind),
         behind_bytes=sum(shard.bytes_here for shard in behind),
+        behind_s=max((now - shard.answered_at for shard in behind if shard.answered_at is not None), default=None),
+        upload_s=_median([upload.seconds for upload in uploads]),
+        upload_bytes_per_s=_rate(uploads),
+        lag_s=_median([upload.behind_s for upload in uploads]),
         last_published=max(
             (datetime.fromisoformat(manifest.created_at).timestamp() for manifest in published), default=None
         ),
         usd_per_month=None if price is None else size / 1e9 * price,
     )
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def _rate(uploads: Sequence[Upload]) -> float | None:
+    seconds = sum(upload.seconds for upload in uploads)
+    return sum(upload.bytes for upload in uploads) / seconds if seconds else None
 
 
 def _dataset(settings: Settings, counts: Mapping[str, Any], prompts: Prompts) -> DatasetUse:

@@ -171,7 +171,10 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """What lies in S3, as the local manifests say. Behind: answered here and not published."""
+    """What lies in S3, as the local manifests say. Behind: answered here and not published.
+
+    `upload_*` and `lag_s` are over this machine's last uploads, medians where not said otherwise.
+    """
 
     where: str | None
     offline: bool
@@ -179,6 +182,10 @@ class Store:
     published_bytes: int
     behind_shards: int
     behind_bytes: int
+    behind_s: float | None  # since the oldest of them was answered
+    upload_s: float | None  # a shard's objects up and checked
+    upload_bytes_per_s: float | None  # their bytes over their time
+    lag_s: float | None  # from a shard's answers to its objects in the store
     last_published: float | None
     usd_per_month: float | None
 

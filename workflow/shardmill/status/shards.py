@@ -16,12 +16,14 @@ from shardmill.paths import BuildPaths, shard_names
 from shardmill.plan import Plan
 from shardmill.settings import Settings
 from shardmill.store.manifest import Manifest, read_manifest, root_key, uses_store
+from shardmill.store.uploads import Upload, read_upload
 
 # A job writes its progress every 5 s. One that is silent for so long is gone, whatever it wrote last.
 SILENT_S = 60.0
 
 Stamp = tuple[int, int]  # a file's time (ns) and size
 _NONE = (0, 0)
+_LAST_UPLOADS = 20
 
 
 class Stage(Enum):
@@ -39,6 +41,7 @@ class ShardNow:
     progress: dict[str, Any] | None  # generate/progress.py; None where no job was at it, or its file is damaged
     manifest: Manifest | None  # one that fits the files here
     bytes_here: int  # of completions and tokens
+    answered_at: float | None  # when its completions were whole; None while they are not
 
 
 class ManifestCache:
@@ -65,11 +68,13 @@ class Here:
     manifests: dict[str, Stamp]
     progress: dict[str, Stamp]
     journals: dict[str, Stamp]
+    uploads: dict[str, Stamp]
 
     @classmethod
     def of(cls, build: BuildPaths) -> Here:
         kinds = [build.root / kind for kind in ("completions", "tokens", "manifests")]
-        return cls(*(_listing(folder) for folder in (*kinds, build.run / "progress", build.run / "journals")))
+        states = [build.run / "progress", build.run / "journals", build.uploads]
+        return cls(*(_listing(folder) for folder in (*kinds, *states)))
 
 
 def look(
@@ -79,6 +84,12 @@ def look(
     root = root_key(settings.s3, build.name) if uses_store(settings.s3) else None
     names = shard_names(settings.prompts.shards)
     return [_look(build, shard, here, manifests, root, at_work, now) for shard in names]
+
+
+def last_uploads(build: BuildPaths, here: Here) -> list[Upload]:
+    """Those of this folder's shards, the newest first."""
+    newest = sorted(here.uploads, key=lambda shard: here.uploads[shard], reverse=True)[:_LAST_UPLOADS]
+    return [upload for shard in newest if (upload := read_upload(build.upload(shard))) is not None]
 
 
 def read_plan(build: BuildPaths) -> Plan | None:
@@ -101,13 +112,14 @@ def _look(
             stage = Stage.GENERATING
         else:
             stage = Stage.BEGUN if shard in here.journals else Stage.WAITING
-        return ShardNow(shard, stage, progress, None, size)
+        return ShardNow(shard, stage, progress, None, size, None)
     manifest = manifests.read(build, shard, here.manifests[shard]) if shard in here.manifests else None
     if manifest is not None:
         published = root is None or all((item.key or "").startswith(root) for item in manifest.objects)
         if not published or sizes != {item.kind: item.size for item in manifest.objects}:
             manifest = None
-    return ShardNow(shard, Stage.ANSWERED if manifest is None else Stage.PUBLISHED, progress, manifest, size)
+    stage = Stage.ANSWERED if manifest is None else Stage.PUBLISHED
+    return ShardNow(shard, stage, progress, manifest, size, here.completions[shard][0] / 1e9)
 
 
 def _progress(build: BuildPaths, shard: str) -> dict[str, Any] | None:

@@ -141,9 +141,15 @@ def _store(status: Status) -> str:
     if store.last_published is not None:
         parts.append(f"last {_clock(store.last_published)}")
     if store.behind_shards:
-        parts.append(f"{store.behind_shards:,} shards and {_bytes(store.behind_bytes)} behind")
+        since = "" if store.behind_s is None else f" for {duration(store.behind_s)}"
+        parts.append(f"{store.behind_shards:,} shards and {_bytes(store.behind_bytes)} waiting{since}")
     else:
-        parts.append("nothing behind")
+        parts.append("nothing waiting")
+    if store.upload_s is not None and store.upload_bytes_per_s is not None and store.lag_s is not None:
+        parts.append(
+            f"last uploads {store.upload_s:.1f} s a shard at {_bytes(store.upload_bytes_per_s)}/s, "
+            f"{duration(store.lag_s)} after their answers"
+        )
     if store.usd_per_month is not None:
         parts.append(f"${store.usd_per_month:,.2f} a month")
     return ", ".join(parts)

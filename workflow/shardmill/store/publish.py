@@ -16,6 +16,7 @@ from shardmill.paths import BuildPaths
 from shardmill.settings import S3, Settings
 from shardmill.store.discarded import end_mark
 from shardmill.store.manifest import Manifest, describe_shard, root_key, uses_store
+from shardmill.store.uploads import note_upload
 
 if TYPE_CHECKING:
     from shardmill.store.client import Store
@@ -114,6 +115,7 @@ def _publish(store: Store, s3: S3, build: BuildPaths, ours: Manifest) -> None:
             uploaded.append(item.key)
         size, spent = sum(item.size for item in ours.objects), time.monotonic() - began
         log.info("Shard %s: %.1f MB uploaded and checked in %.1f s.", ours.shard, size / 1e6, spent)
+        note_upload(build, ours.shard, size, spent)
         found, seen = _create_manifest(store, s3, build, ours)
         if seen:
             uploaded.clear()
