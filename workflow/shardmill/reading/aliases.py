@@ -49,6 +49,16 @@ def get(mapping: dict[str, Any], keys: tuple[str, ...]) -> Any:
     return None
 
 
+def keys_there(mapping: dict[str, Any], keys: tuple[str, ...]) -> tuple[str, ...]:
+    """Which of `keys` `get` may find something under."""
+    return _keys_there(tuple(mapping), keys)
+
+
+@functools.lru_cache(maxsize=4096)
+def _keys_there(there: tuple[str, ...], keys: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(key for key in keys if _present(there, (key,)))
+
+
 @functools.lru_cache(maxsize=4096)
 def _present(there: tuple[str, ...], keys: tuple[str, ...]) -> tuple[str, ...]:
     """Which keys of an object are some of `keys`, in the order of those, exact spelling first. Few shapes are many."""

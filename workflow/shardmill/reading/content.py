@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any, cast
 
 import orjson
@@ -14,8 +15,10 @@ from shardmill.reading.reasons import RejectReason, Unreadable
 from shardmill.reading.records import Message
 from shardmill.reading.text import is_blank
 
+_ROLE, _TEXT = itemgetter(0), itemgetter(1)
 
-def in_order(turns: Sequence[Turn], system: str | None, later_part: bool) -> tuple[list[Turn], Counter[str]]:
+
+def in_order(turns: Sequence[Turn], system: str | None, later_part: bool) -> tuple[list[Turn], Mapping[str, int]]:
     """The turns of a whole conversation as they are delivered, and what was noted on the way (records.NOTES).
 
     - a system field stands before the turns, or joins a first system turn that says something else
@@ -27,7 +30,7 @@ def in_order(turns: Sequence[Turn], system: str | None, later_part: bool) -> tup
     Raises Unreadable (empty_user, no_user_turn).
     """
     if system is None and _is_plain(turns):
-        return list(turns), Counter({"ends_with_user": 1} if len(turns) % 2 else None)
+        return list(turns), {"ends_with_user": 1} if len(turns) % 2 else {}
     notes: Counter[str] = Counter()
     kept: list[Turn] = []
     users = asked = 0
@@ -74,10 +77,13 @@ def in_order(turns: Sequence[Turn], system: str | None, later_part: bool) -> tup
 
 def _is_plain(turns: Sequence[Turn]) -> bool:
     """User and assistant by turns, a user first, no text blank: most conversations, and nothing to do about them."""
-    roles = [turn[0] for turn in turns]
+    roles = list(map(_ROLE, turns))
     if roles[::2].count("user") + roles[1::2].count("assistant") != len(roles) or not roles:
         return False
-    return not any(is_blank(text) for turn in turns if not (text := turn[1] or "")[:1].isalnum())
+    for text in map(_TEXT, turns):
+        if not text or (not text[0].isalnum() and is_blank(text)):
+            return False
+    return True
 
 
 def _put_system(kept: list[Turn], system: str, notes: Counter[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import orjson
@@ -18,6 +19,7 @@ from shardmill.reading.aliases import (
     SYSTEM_KEYS,
     TURNS_KEYS,
     get,
+    keys_there,
     known_role,
 )
 from shardmill.reading.reasons import RejectReason, Unreadable
@@ -25,6 +27,7 @@ from shardmill.reading.shapes import looks_like_turn
 from shardmill.reading.text import as_text, is_blank, kind_of, number_text
 from shardmill.reading.tools import calls_as_json, calls_from_text, declarations
 
+_FROM, _VALUE = itemgetter("from"), itemgetter("value")
 _PLAIN_ROLES = {name: role for name, role in ROLES.items() if role in ("user", "assistant", "system")}
 
 # A turn on its way: [role, content], or [role, content, tool_calls, name, tool_call_id] (see records.Message). Plain
@@ -75,9 +78,8 @@ def read_turns(record: Any, roles: Counter[str]) -> Turns:
 def _plain_turns(turns: list[Any], roles: Counter[str]) -> list[Turn] | None:
     """All turns at once where each is {"from": a known role, "value": a text} and no more, as most are; else None."""
     try:
-        written = [turn["from"] for turn in turns]
-        said = [turn["value"] for turn in turns]
-        known = [_PLAIN_ROLES[role] for role in written]
+        written, said = list(map(_FROM, turns)), list(map(_VALUE, turns))
+        known = list(map(_PLAIN_ROLES.__getitem__, written))
     except (KeyError, TypeError):
         return None
     if set(map(len, turns)) != {2} or set(map(type, said)) != {str}:
@@ -88,8 +90,8 @@ def _plain_turns(turns: list[Any], roles: Counter[str]) -> list[Turn] | None:
 
 def _turns_field(record: dict[str, Any]) -> tuple[list[Any], bool]:
     filled: list[list[Any]] = []
-    there: list[str] = []
-    for key in TURNS_KEYS:
+    empty = None
+    for key in keys_there(record, TURNS_KEYS):
         found = get(record, (key,))
         if found is None:
             continue
@@ -97,13 +99,14 @@ def _turns_field(record: dict[str, Any]) -> tuple[list[Any], bool]:
             found = _json_list(found, key)
         if not isinstance(found, list):
             raise Unreadable(RejectReason.TURNS_NOT_A_LIST, f"{key} holds {kind_of(found)}, not a list of turns")
-        there.append(key)
         if found:
             filled.append(found)
+        else:
+            empty = empty or key
     if filled:
         return filled[0], len(filled) > 1
-    if there:
-        raise Unreadable(RejectReason.EMPTY_CONVERSATION, f"{there[0]} is an empty list")
+    if empty is not None:
+        raise Unreadable(RejectReason.EMPTY_CONVERSATION, f"{empty} is an empty list")
     raise Unreadable(RejectReason.NO_CONVERSATIONS, f"none of {', '.join(TURNS_KEYS)} is there")
 
 
