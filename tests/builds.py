@@ -38,6 +38,7 @@ class Answer:
     server: str = "http://127.0.0.1:30000"
     turn: int = 0
     conversation: str | None = None
+    reused_from: str | None = None
 
 
 def long_answer(number: int, words: int = 60) -> str:
@@ -212,7 +213,7 @@ def _rows(number: int, answer: Answer) -> dict[str, dict[str, Any]]:
         "server": answer.server,
         "latency_s": 1.5,
         "finished_at": START + timedelta(seconds=7 * number),
-        "reused_from": None,
+        "reused_from": answer.reused_from,
     }
     return {"prompt": prompt, "completion": completion}
 

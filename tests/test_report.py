@@ -22,6 +22,7 @@ from shardmill.paths import BuildPaths
 from shardmill.quality.run import check_build
 from shardmill.report import write_card, write_report
 from shardmill.report.data import read_data
+from shardmill.report.figures import flow
 from shardmill.report.samples import pieces
 from shardmill.settings import Settings
 
@@ -119,6 +120,29 @@ def test_a_failed_build_shows_examples_and_advice(tmp_path: Path) -> None:
     page = text_of(reported(tmp_path / "bad-0123456789", rows, settings_of()).report_page.read_text())
     assert "not passed" in page
     assert "An empty think block" in page
+
+
+def test_rows_of_other_builds_stand_beside_those_made_here(tmp_path: Path) -> None:
+    rows = [good(number, reused_from="sample-1111111111" if number % 3 == 0 else None) for number in range(30)]
+    effort = {"cut_at_stop": 1, "degenerate": {"repetition": 1}, "faults": {"timed_out": 2}}
+    build = reported(tmp_path / "more-2222222222", rows, settings_of(), effort=effort)
+    text = text_of(build.report_page.read_text())
+    for said in (
+        "answered: training rows 30 made here 20 reused from sample-1111111111 10",
+        "Server faults, all tried again: 4 timed out. Answers of no use, asked again: 2 repetition.",
+        "Answers cut at their stop token: 2.",
+    ):
+        assert said in text, said
+    assert "Of the rows, 10 are from sample-1111111111." in build.card.read_text()
+    (bars,) = flow(read_json(build.quality_report)["accounting"], [], [], {"sample-1111111111": 10})["data"]
+    drawn = zip(bars["y"][-3:], bars["base"][-3:], bars["x"][-3:], strict=True)
+    assert list(drawn) == [("<b>training rows</b>", 0, 30), ("made here", 0, 20), ("from sample-1111111111", 20, 10)]
+
+
+def test_a_build_without_a_row_has_no_verdict(tmp_path: Path) -> None:
+    build = reported(tmp_path / "none-0123456789", [], settings_of())
+    assert "none-0123456789 no verdict" in text_of(build.report_page.read_text())
+    assert "No verdict (no rows) on" in build.card.read_text()
 
 
 def test_an_unbalanced_build_says_so(tmp_path: Path) -> None:

@@ -90,11 +90,11 @@ def _body(facts: dict[str, Any], report: dict[str, Any], settings: Settings) -> 
         f"{counts['records']:,} records: {counts['conversations']:,} conversations, {counts['joined']:,} joined to "
         f"another, {counts['rejected']:,} rejected, {counts['duplicates']:,} duplicates, {counts['beyond_limit']:,} "
         f"beyond the limit. {counts['prompts']:,} prompts: {counts['ok']:,} ok, {counts['failed']:,} failed, "
-        f"{counts['not_reached']:,} not reached.",
+        f"{counts['not_reached']:,} not reached.{_sources(report)}",
         "",
         "## Checks",
         "",
-        f"{'Passed' if report['passed'] else 'NOT passed'} on {report['checked_at']}.",
+        f"{_verdict(report)} on {report['checked_at']}.",
         "",
         "| check | value | limit | |",
         "|---|---|---|---|",
@@ -106,6 +106,17 @@ def _body(facts: dict[str, Any], report: dict[str, Any], settings: Settings) -> 
         "",
     ]
     return "\n".join(lines)
+
+
+def _sources(report: dict[str, Any]) -> str:
+    reused = (report.get("reused_from") or {}).items()
+    return f" Of the rows, {', '.join(f'{rows:,} are from {source}' for source, rows in reused)}." if reused else ""
+
+
+def _verdict(report: dict[str, Any]) -> str:
+    if report.get("verdict") == "none":
+        return "No verdict (no rows)"
+    return "Passed" if report["passed"] else "NOT passed"
 
 
 def _check_row(check: dict[str, Any]) -> str:

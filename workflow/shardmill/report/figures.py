@@ -27,8 +27,11 @@ _SIDE = "#94a3b8"
 _ASIDE = {"joined": "joined to another", "duplicates": "duplicates", "beyond_limit": "beyond the limit"}
 
 
-def flow(accounting: dict[str, Any], rejected: Rows, failed: Rows) -> Figure:
-    """Records to rows from top to bottom: a bar for what is left at each stage, and between them one for each loss."""
+def flow(accounting: dict[str, Any], rejected: Rows, failed: Rows, reused: dict[str, int]) -> Figure:
+    """Records to rows from top to bottom: a bar for what is left at each stage, and between them one for each loss.
+
+    `reused`: rows by the other build that they were taken from; they and those made here stand under the last bar.
+    """
     steps: list[tuple[str, int, int, str]] = []  # name, where the bar begins, its length, colour
 
     def stage(name: str, count: int, colour: str) -> None:
@@ -52,6 +55,12 @@ def flow(accounting: dict[str, Any], rejected: Rows, failed: Rows) -> Figure:
         lost.append(("not reached", accounting["not_reached"], _SIDE))
     lose(lost, accounting["prompts"])
     stage("<b>training rows</b>", accounting["ok"], _GOOD)
+    if reused:
+        sources = [("made here", accounting["ok"] - sum(reused.values())), *reused.items()]
+        begin = 0
+        for name, count in sources:
+            steps.append((name if name == "made here" else f"from {name}", begin, count, _SIDE))
+            begin += count
     names, begins, counts, colours = zip(*steps, strict=True)
     bars = {
         "type": "bar",

@@ -38,6 +38,9 @@ def write_report(build: BuildPaths, settings: Settings) -> None:
         headline=_headline(report, data, settings),
         checks=sorted(report["checks"], key=_check_order),
         cost=_cost(data, settings),
+        reused=_reused(report),
+        badge=_badge(report),
+        effort=_effort(report),
         samples=read_samples(build, there, decode) if decode is not None else None,
         setting_rows=_setting_rows(settings),
         plots=drawn,
@@ -84,7 +87,7 @@ def _json_for_html(value: Any) -> str:
 
 
 def _figures(report: dict[str, Any], data: ReportData) -> dict[str, figures.Figure]:
-    found = {"flow": figures.flow(report["accounting"], data.rejects, data.failures)}
+    found = {"flow": figures.flow(report["accounting"], data.rejects, data.failures, _reused(report))}
     for index, (name, lengths) in enumerate((report.get("lengths") or {}).items()):
         found[f"lengths-{name}"] = figures.histogram(lengths, figures.COLOURS[index])
     if data.accept_by_length:
@@ -96,6 +99,32 @@ def _figures(report: dict[str, Any], data: ReportData) -> dict[str, figures.Figu
         if data.accept_by_length:
             found["accept-over-time"] = figures.accept_over_time(data.timeline)
     return found
+
+
+def _reused(report: dict[str, Any]) -> dict[str, int]:
+    """Rows by the build that they were taken from. The report may be of an earlier version, which has none."""
+    reused: dict[str, int] = report.get("reused_from") or {}
+    return reused
+
+
+def _badge(report: dict[str, Any]) -> tuple[str, str]:
+    """The verdict: a class of style.css, and the word."""
+    if report.get("verdict") == "none":
+        return "warn", "no verdict"
+    return ("good", "passed") if report["passed"] else ("bad", "not passed")
+
+
+def _effort(report: dict[str, Any]) -> str | None:
+    """What was asked again, and what was cut, in a sentence; None where the build's files don't tell."""
+    effort = report.get("effort")
+    if effort is None:
+        return None
+    again = [f"{count:,} {kind.replace('_', ' ')}" for kind, count in effort["faults"].items()]
+    useless = [f"{count:,} {kind.replace('_', ' ')}" for kind, count in effort["degenerate"].items()]
+    return (
+        f"Server faults, all tried again: {', '.join(again) or 'none'}. Answers of no use, asked again: "
+        f"{', '.join(useless) or 'none'}. Answers cut at their stop token: {effort['cut_at_stop']:,}."
+    )
 
 
 def _headline(report: dict[str, Any], data: ReportData, settings: Settings) -> list[tuple[str, str, str]]:
