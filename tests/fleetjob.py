@@ -17,7 +17,8 @@ import aiohttp
 
 from shardmill.engines import Request, SamplingParams, ServerFault, engine
 from shardmill.engines.choose import new_session
-from shardmill.fleet.client import Aftermath, Fleet, Outcome
+from shardmill.fleet.client import Fleet
+from shardmill.fleet.lease import Aftermath, Outcome
 from shardmill.paths import BuildPaths
 from shardmill.settings import Settings, resolve
 

@@ -19,9 +19,9 @@ from fleetjob import answered, send
 from fleetkit import build_of, fleet_pid, hurried, hurry, results, server_state, settings_of, state, until
 from shardmill.engines import Fault
 from shardmill.engines.choose import new_session
-from shardmill.errors import NoServers, SetupFault
+from shardmill.errors import NoServers, SetupFault, ShardmillError
 from shardmill.files import read_json, write_json
-from shardmill.fleet import runlock
+from shardmill.fleet import command, runlock
 from shardmill.fleet.client import Fleet
 from shardmill.fleet.home import Home
 from simserver import SimFleet
@@ -292,6 +292,58 @@ async def test_jobs_outlive_a_killed_fleet_and_keep_their_leases(results: Path, 
             assert not fourth.done()
             await fleet.release(held[1], answered())
             assert (await asyncio.wait_for(fourth, 10)).id != third.id
+
+
+async def test_a_fleet_that_hangs_is_replaced(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hurry(monkeypatch, silent_s=1.0)
+    with SimFleet(1, {"instant": True}, folder=tmp_path / "sims") as sims:
+        settings = settings_of(results, *sims.urls, generate={"concurrency": 2})
+        build = build_of(results)
+        async with await Fleet.join(settings, build, "a", 0) as a, await Fleet.join(settings, build, "b", 1) as b:
+            held = await a.lease()
+            hung = fleet_pid(settings)
+            os.kill(hung, signal.SIGSTOP)
+            await asyncio.wait_for(b.lease(), 20)
+            second = fleet_pid(settings)
+            assert second not in (0, hung)
+            waiting = asyncio.create_task(b.lease())
+            await asyncio.sleep(2.5)
+            assert not waiting.done(), "what is in flight from before still counts"
+            await a.release(held, answered())
+            await asyncio.wait_for(waiting, 5)
+            assert fleet_pid(settings) == second, "both jobs saw it hang, and one fleet took its place"
+
+
+async def test_a_job_that_stood_still_itself_kills_no_fleet(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hurry(monkeypatch, silent_s=0.5)
+    with SimFleet(1, {"instant": True}, folder=tmp_path / "sims") as sims:
+        settings = settings_of(results, *sims.urls)
+        async with await Fleet.join(settings, build_of(results), "a", 0) as fleet:
+            await fleet.lease()
+            pid = fleet_pid(settings)
+            for _ in range(3):
+                time.sleep(1.2)  # the whole loop, as SIGSTOP would
+                await asyncio.sleep(0.1)
+            await asyncio.wait_for(fleet.lease(), 5)
+            assert fleet_pid(settings) == pid
+
+
+async def test_a_hung_fleet_is_a_sentence_by_hand_and_goes_down(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_LOOK_S", 0.5)
+    with SimFleet(1, {"instant": True}, folder=tmp_path / "sims") as sims:
+        settings = settings_of(results, *sims.urls)
+        async with await Fleet.join(settings, build_of(results), "a", 0):
+            pass
+        hung = fleet_pid(settings)
+        os.kill(hung, signal.SIGSTOP)
+        with pytest.raises(ShardmillError, match=rf"process {hung}\) does not answer; `shardmill servers down`"):
+            await command.look(settings)
+        await command.down(settings)
+        assert not Home.of(settings).alive()
 
 
 async def test_embedded_server_killed_restarted_adopted_and_gone(results: Path) -> None:

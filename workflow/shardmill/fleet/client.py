@@ -4,55 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import os
+import signal
 import time
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from shardmill.engines.base import Fault
 from shardmill.errors import NoServers, SetupFault, ShardmillError
 from shardmill.files import read_json
 from shardmill.fleet import runlock, starter, wire
 from shardmill.fleet.home import Home
+from shardmill.fleet.lease import UNUSED, Aftermath, Lease, Outcome, release_message
+from shardmill.fleet.timing import timing
 from shardmill.paths import BuildPaths
 from shardmill.settings import Settings
+
+_log = logging.getLogger(__name__)
 
 _MUTE_CONNECTIONS = 10
 _PAUSE_S = 0.1
 _REFUSALS: dict[str, type[ShardmillError]] = {"no_servers": NoServers, "setup": SetupFault}
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """Leave to send one request to one server."""
-
-    id: int
-    server: str  # a short name, unique in the fleet
-    url: str  # without a trailing slash
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of the request of a lease.
-
-    `ok`: the server answered well-formed, which a refused prompt and a degenerate answer are too. With neither `ok` nor
-    a `fault` (the request was cancelled) it counts for and against nobody.
-    """
-
-    ok: bool
-    fault: Fault | None
-    detail: str
-    tokens: int
-    seconds: float
-    accept_length: float | None
-    degenerate: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Aftermath:
-    """`server_died`: the server is known to have died since the lease was granted."""
-
-    server_died: bool
 
 
 @dataclass(slots=True)
@@ -83,6 +56,7 @@ class Fleet:
         self._order = order
         self._run_at_start = runlock.holder(build.lock)
         self._home = Home.of(settings)
+        self._silent_s = timing().silent_s
         self._wishes: dict[int, _Wish] = {}
         self._held: dict[int, _Held] = {}
         self._number = 0
@@ -151,7 +125,7 @@ class Fleet:
         held = self._held[lease.id]
         held.outcome = outcome
         held.after = asyncio.get_running_loop().create_future()
-        self._send(_release(lease.id, outcome))
+        self._send(release_message(lease.id, outcome))
         if outcome.ok or outcome.fault is None:
             # Nothing to wait for. The fleet's own account is what counts, so a lost message is sent again on reconnect.
             return Aftermath(server_died=False)
@@ -168,7 +142,7 @@ class Fleet:
         mute = 0  # connections in a row that brought nothing
         while True:
             mute += 1
-            while (message := await wire.read(reader)) is not None:
+            while (message := await self._next(reader)) is not None:
                 mute = 0
                 self._take(message)
             if self._writer is not None:
@@ -181,6 +155,29 @@ class Fleet:
             await asyncio.sleep(_PAUSE_S * mute)
             reader, writer = await starter.connect_or_start(self._home, self._settings)
             self._hello(writer)
+
+    async def _next(self, reader: asyncio.StreamReader) -> wire.Message | None:
+        """The next message; None at the end of the connection.
+
+        A fleet that says nothing is asked for a word, and one that doesn't give it is killed, which frees its lock for
+        the next one. Two waits, since after a stop of this job itself the first one is over at once.
+        """
+        for _ in range(2):
+            try:
+                async with asyncio.timeout(self._silent_s):
+                    return await wire.read(reader)
+            except TimeoutError:
+                self._send({"op": "ping", "n": 0})
+        self._kill_silent_fleet()
+        return None
+
+    def _kill_silent_fleet(self) -> None:
+        pid = wire.peer(self._writer) if self._writer is not None else 0
+        if not pid:
+            raise ShardmillError(f"The fleet of servers in {self._home.root} does not answer: stop its process.")
+        _log.warning("The fleet of servers (process %d) does not answer; it is killed, and another takes over", pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
     def _reader_ended(self, reader: asyncio.Task[None]) -> None:
         """Nobody may wait for a fleet that can't be had."""
@@ -220,7 +217,7 @@ class Fleet:
             self._send(self._ask(number, wish))
         for number, held in self._held.items():
             if held.outcome is not None:
-                self._send(_release(number, held.outcome))
+                self._send(release_message(number, held.outcome))
 
     def _send(self, message: wire.Message) -> None:
         if self._writer is not None:  # else it is told with the next hello
@@ -242,6 +239,8 @@ class Fleet:
                 self.stop_requested.set()
             case "welcome":
                 self.warnings = tuple(message["warnings"])
+            case "pong":
+                pass
             case other:
                 raise ShardmillError(f"The fleet says {other!r}, which this job does not know: use one version.")
 
@@ -253,8 +252,8 @@ class Fleet:
         wish = self._wishes.pop(number, None)
         if wish is None or wish.granted.done():
             # Cancelled while the grant was under way.
-            self._held[number] = _Held(lease, time.monotonic(), asyncio.Event(), _UNUSED)
-            self._send(_release(number, _UNUSED))
+            self._held[number] = _Held(lease, time.monotonic(), asyncio.Event(), UNUSED)
+            self._send(release_message(number, UNUSED))
             return
         self._held[number] = _Held(lease, time.monotonic(), asyncio.Event())
         wish.granted.set_result(lease)
@@ -264,8 +263,8 @@ class Fleet:
         if self._wishes.pop(number, None) is not None:
             self._send({"op": "cancel", "n": number})
         elif (held := self._held.get(number)) is not None and held.outcome is None:
-            held.outcome = _UNUSED
-            self._send(_release(number, _UNUSED))
+            held.outcome = UNUSED
+            self._send(release_message(number, UNUSED))
 
     def _released(self, number: int, server_died: bool) -> None:
         held = self._held.pop(number, None)
@@ -281,23 +280,6 @@ class Fleet:
         for held in self._held.values():
             if held.after is not None and not held.after.done():
                 held.after.set_result(Aftermath(server_died=False))
-
-
-_UNUSED = Outcome(ok=False, fault=None, detail="cancelled", tokens=0, seconds=0.0, accept_length=None, degenerate=False)
-
-
-def _release(number: int, outcome: Outcome) -> wire.Message:
-    return {
-        "op": "release",
-        "n": number,
-        "ok": outcome.ok,
-        "fault": None if outcome.fault is None else outcome.fault.value,
-        "detail": outcome.detail,
-        "tokens": outcome.tokens,
-        "seconds": outcome.seconds,
-        "accept_length": outcome.accept_length,
-        "degenerate": outcome.degenerate,
-    }
 
 
 def _vocabulary(build: BuildPaths) -> int | None:

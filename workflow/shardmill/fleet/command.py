@@ -31,6 +31,10 @@ _LOOK_S = 10.0
 _SETTLED = frozenset({"ready", "refused", "failed"})
 
 
+class NoAnswer(ShardmillError):
+    """A fleet process that is there, and hangs."""
+
+
 async def up(settings: Settings, progress: Callable[[State], None]) -> State:
     """Starts the servers, to live until `down`; returns when each is ready or given up. `progress` sees each state."""
     home = Home.of(settings)
@@ -53,12 +57,15 @@ async def down(settings: Settings) -> int:
     home.stay.unlink(missing_ok=True)
     count = len(left_over(home))
     connection = await starter.connect(home)
+    until = time.monotonic() + _DOWN_S
     if connection is not None:
         reader, writer = connection
         wire.write(writer, {"op": "hello", "who": "cli"})
-        await _ask(reader, writer, "down")
+        try:
+            await _ask(reader, writer, "down")
+        except NoAnswer:
+            until = time.monotonic()
         writer.close()
-    until = time.monotonic() + _DOWN_S
     while (who := runlock.holder(home.lock)) is not None:
         if time.monotonic() > until and who:
             os.kill(int(who["pid"]), signal.SIGKILL)
@@ -76,9 +83,7 @@ async def look(settings: Settings) -> State | None:
         reader, writer = connection
         try:
             wire.write(writer, {"op": "hello", "who": "cli"})
-            return await asyncio.wait_for(_ask(reader, writer, "state"), _LOOK_S)
-        except TimeoutError:
-            raise ShardmillError(f"The fleet in {home.root} does not answer; look into {home.log}.") from None
+            return await _ask(reader, writer, "state")
         finally:
             writer.close()
     if settings.servers.launch:
@@ -129,7 +134,12 @@ async def _look_at_endpoints(settings: Settings, home: Home) -> State:
 
 async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, what: str) -> State:
     wire.write(writer, {"op": what})
-    answer = await wire.read(reader)
+    try:
+        answer = await asyncio.wait_for(wire.read(reader), _LOOK_S)
+    except TimeoutError:
+        raise NoAnswer(
+            f"The fleet of servers (process {wire.peer(writer)}) does not answer; `shardmill servers down` ends it."
+        ) from None
     if answer is None:
         raise ShardmillError("The fleet left while it was asked; try again.")
     return answer

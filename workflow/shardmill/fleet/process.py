@@ -9,29 +9,24 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Coroutine
 from datetime import UTC, datetime
-from itertools import count
 from pathlib import Path
-from typing import Any
 
-from shardmill.engines.base import Fault
 from shardmill.engines.choose import engine, new_session
-from shardmill.files import write_json
+from shardmill.files import read_json, write_json
 from shardmill.fleet import state, wire
+from shardmill.fleet.background import Background
+from shardmill.fleet.desk import Desk
 from shardmill.fleet.history import History
 from shardmill.fleet.home import Home, user_folder
 from shardmill.fleet.jobs import Job, Runs
 from shardmill.fleet.member import Member
-from shardmill.fleet.patience import Patience, given_up
-from shardmill.fleet.pool import Ask, Pool
+from shardmill.fleet.patience import given_up
+from shardmill.fleet.pool import Pool
 from shardmill.fleet.roster import Roster
 from shardmill.fleet.site import Expectation, Site
 from shardmill.fleet.timing import Timing
 from shardmill.settings import Settings
-
-# After these a server may be dead: it is looked at before the job hears what became of its request.
-_BROKEN = frozenset({Fault.REFUSED, Fault.RESET, Fault.HALF_SENT, Fault.TIMEOUT})
 
 
 class FleetProcess:
@@ -42,16 +37,15 @@ class FleetProcess:
         self.settings = settings
         self.timing = timing
         self.pool = Pool()
-        self.jobs: dict[str, Job] = {}
+        self.members: dict[str, Member] = {}
         self.runs = Runs()
         self.roster: Roster  # made in `run`, where there is a loop
         self.started = datetime.now(UTC)
         self.expected = Expectation(settings.model.name, settings.model.context)
-        self._background: set[asyncio.Task[None]] = set()
-        self._ids = count(1)
+        self._background = Background(_log)
+        self.desk = Desk(self.pool, self.members, timing, self._background)
         self._leave = asyncio.Event()
         self._needed_at = time.monotonic()
-        self._patience = Patience(time.monotonic())
         self._over_at: float | None = None
         self._history = History(home.history)
 
@@ -69,12 +63,13 @@ class FleetProcess:
                 pool=self.pool,
                 timing=self.timing,
                 expected=self.expected,
-                changed=self._give_out,
-                lost=self._tell_lost,
+                changed=self.desk.give_out,
+                lost=self.desk.tell_lost,
                 log=_log,
             )
             path = _socket_path(self.home)
-            self.roster = Roster(self.settings, site)
+            self.roster = Roster(self.settings, site, self.members)
+            self.desk.expect(_jobs_of_before(self.home))
             await self.roster.take_over()
             self.roster.read_endpoints()
             server = await asyncio.start_unix_server(self._serve, path, limit=wire.LINE_LIMIT)
@@ -90,10 +85,10 @@ class FleetProcess:
 
     async def _shut_down(self) -> None:
         await self.roster.shut_down()
-        for job in self.jobs.values():
+        for job in list(self.desk.jobs.values()):
             job.writer.close()
-        for task in list(self._background):
-            task.cancel()
+        self.desk.jobs.clear()
+        self._background.cancel()
         self._write_state()
 
     # Jobs
@@ -109,120 +104,20 @@ class FleetProcess:
             job = self._welcome(hello, writer)
             try:
                 while (message := await wire.read(reader)) is not None:
-                    self._hear(job, message)
+                    self.desk.hear(job, message)
             finally:
-                self._farewell(job)
+                self._needed_at = time.monotonic()
+                self.desk.farewell(job)
         finally:
             writer.close()
 
     def _welcome(self, hello: wire.Message, writer: asyncio.StreamWriter) -> Job:
-        now = time.monotonic()
-        job = Job(
-            id=str(next(self._ids)),
-            writer=writer,
-            name=hello["job"],
-            order=hello["order"],
-            limit=hello["limit"],
-            patience_s=hello["patience_s"],
-            build=hello["build"],
-            lock=Path(hello["lock"]),
-            run=hello["run"],
-            joined=now,
-            wanted=hello["want"],
-        )
-        self.jobs[job.id] = job
+        job = self.desk.welcome(hello, writer)
         self.runs.note(job.lock)
-        for held in hello["held"]:
-            self.pool.adopt((job.id, held["n"]), held["server"])
-            job.granted_at[held["n"]] = now - held["age_s"]
         if hello["vocab"] is not None and hello["vocab"] != self.expected.vocabulary:
             self.expected.vocabulary = hello["vocab"]
             self.roster.judge_all()
-        warnings = [member.warning for member in self.roster.members.values() if member.warning]
-        job.tell({"op": "welcome", "warnings": warnings})
         return job
-
-    def _farewell(self, job: Job) -> None:
-        """Ended or killed: what it held is free again."""
-        del self.jobs[job.id]
-        self.pool.drop(job.id)
-        self._needed_at = time.monotonic()
-        self._give_out()
-
-    def _hear(self, job: Job, message: wire.Message) -> None:
-        number = message["n"]
-        match message["op"]:
-            case "lease":
-                self.pool.ask(Ask(job.id, number, job.order, job.limit, frozenset(message["avoid"]), message["alone"]))
-                self._give_out()
-                self._refuse_where_hopeless()
-            case "cancel":
-                self.pool.cancel((job.id, number))
-                self._give_out()
-            case "release":
-                self._released(job, message)
-            case "want":
-                job.wanted = number
-
-    def _released(self, job: Job, message: wire.Message) -> None:
-        number = message["n"]
-        granted_at = job.granted_at.pop(number, time.monotonic())
-        name = self.pool.release((job.id, number))
-        member = self.roster.members.get(name) if name is not None else None
-        fault = None if message["fault"] is None else Fault(message["fault"])
-        if member is not None:
-            self._note(member, message, fault)
-        self._give_out()
-        if member is not None and fault in _BROKEN:
-            self._in_background(self._find_out(job, number, member, granted_at))
-        else:
-            job.tell({"op": "after", "n": number, "server_died": False})
-
-    async def _find_out(self, job: Job, number: int, member: Member, granted_at: float) -> None:
-        died = await member.died_since(granted_at)
-        job.tell({"op": "after", "n": number, "server_died": died})
-
-    def _note(self, member: Member, message: wire.Message, fault: Fault | None) -> None:
-        if message["ok"]:
-            self.pool.well(member.name)
-            member.record.answered(
-                time.monotonic(),
-                message["seconds"],
-                message["tokens"],
-                message["accept_length"],
-                message["degenerate"],
-            )
-            if member.record.bad is not None:
-                member.poke()
-        elif fault is not None:
-            member.record.failed(fault, message["detail"])
-            if fault is Fault.QUEUE_FULL:
-                self.pool.full(member.name)
-                asyncio.get_running_loop().call_later(self.timing.full_s, self._after_full, member.name)
-            if member.record.suspect:
-                member.withdraw()
-
-    def _after_full(self, name: str) -> None:
-        self.pool.resume(name)
-        self._give_out()
-
-    def _give_out(self) -> None:
-        for grant in self.pool.grants():
-            job, member = self.jobs[grant.ask.client], self.roster.members[grant.server]
-            job.granted_at[grant.ask.number] = time.monotonic()
-            member.granted()
-            job.tell({"op": "grant", "n": grant.ask.number, "server": member.name, "url": member.url})
-
-    def _tell_lost(self, name: str) -> None:
-        for client, number in self.pool.slots[name].outstanding:
-            self.jobs[client].tell({"op": "lost", "n": number})
-
-    def _refuse_where_hopeless(self) -> None:
-        for job, kind, message in self._patience.refusals(
-            time.monotonic(), self.roster.members.values(), self.jobs.values()
-        ):
-            if self.pool.cancel_all(job.id):
-                job.tell({"op": "refuse", "n": 0, "kind": kind, "message": message})
 
     # The command line
 
@@ -247,18 +142,18 @@ class FleetProcess:
             if now - looked >= self.timing.endpoints_s:
                 looked = now
                 self.roster.read_endpoints()
-            self._refuse_where_hopeless()
+            self.desk.refuse_where_hopeless()
             self._tell_stop()
             if now - written >= self.timing.state_s:
                 written = now
-                self._in_background(self._look_at_loads())
+                self._background.run(self._look_at_loads())
             if self._not_needed(now):
                 return
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._leave.wait(), self.timing.tick_s)
 
     def _tell_stop(self) -> None:
-        for job in self.jobs.values():
+        for job in self.desk.jobs.values():
             if self.runs.over(job) and not job.told_to_stop:
                 job.told_to_stop = True
                 _log(f"the run of {job.name} is over: it is told to leave")
@@ -268,13 +163,13 @@ class FleetProcess:
         if self.home.stay.exists() or self.runs.any_alive():
             self._needed_at, self._over_at = now, None
             return False
-        if any(not job.told_to_stop for job in self.jobs.values()):
+        if any(not job.told_to_stop for job in self.desk.jobs.values()):
             self._needed_at, self._over_at = now, None
             return False
-        if self.jobs:  # told to leave, and not gone yet
+        if self.desk.jobs:  # told to leave, and not gone yet
             self._over_at = self._over_at if self._over_at is not None else now
             return now - self._over_at > self.timing.leave_s
-        return given_up(self.roster.members.values()) or now - self._needed_at > self.timing.linger_s
+        return given_up(self.members.values()) or now - self._needed_at > self.timing.linger_s
 
     async def _look_at_loads(self) -> None:
         await self.roster.look()
@@ -291,16 +186,13 @@ class FleetProcess:
     def _state(self) -> wire.Message:
         return state.describe(self)
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._work_ended)
 
-    def _work_ended(self, task: asyncio.Task[None]) -> None:
-        self._background.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            _log(f"{type(error).__name__} in the fleet: {error}")
+def _jobs_of_before(home: Home) -> int:
+    """How many jobs a fleet that was killed had, as it wrote last; a fleet that leaves in order has none."""
+    try:
+        return len(read_json(home.state)["jobs"])
+    except (OSError, ValueError, KeyError):
+        return 0
 
 
 def _socket_path(home: Home) -> Path:

@@ -19,8 +19,8 @@ _LOAD_TIMEOUT_S = 5.0
 class Roster:
     """Members by name, and the task that is the life of each."""
 
-    def __init__(self, settings: Settings, site: Site) -> None:
-        self.members: dict[str, Member] = {}
+    def __init__(self, settings: Settings, site: Site, members: dict[str, Member]) -> None:
+        self.members = members
         self._settings = settings
         self._site = site
         self._lives: dict[str, asyncio.Task[None]] = {}

@@ -44,10 +44,10 @@ def describe(fleet: FleetProcess) -> dict[str, Any]:
                 "waiting": waiting[job.id],
                 "in_flight": len(job.granted_at),
             }
-            for job in sorted(fleet.jobs.values(), key=lambda job: job.order)
+            for job in sorted(fleet.desk.jobs.values(), key=lambda job: job.order)
         ],
-        "servers": [describe_member(member, now) for member in fleet.roster.members.values()],
-        "warnings": [member.warning for member in fleet.roster.members.values() if member.warning],
+        "servers": [describe_member(member, now) for member in fleet.members.values()],
+        "warnings": [member.warning for member in fleet.members.values() if member.warning],
     }
 
 

@@ -32,6 +32,8 @@ class Timing:
     leave_s: float = 30.0  # for jobs to go after their run is over
     orphan_s: float = 40.0  # that servers wait for another fleet when theirs was killed
     full_s: float = 1.0  # that a server is left alone after it said that its queue is full
+    rejoin_s: float = 3.0  # that a fleet waits for the jobs of one that was killed, before it gives anything out
+    silent_s: float = 15.0  # that a job waits for a word of its fleet, twice, before it takes it for hung
     verdict_s: float = 8.0  # at most, to find out whether a server died under a request
 
 

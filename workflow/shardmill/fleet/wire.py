@@ -6,6 +6,7 @@ Job to fleet                                              Fleet to job
   cancel  n                                                 refuse   kind 'no_servers' | 'setup', message
   release n, ok, fault, detail, tokens, seconds, …          after    n, server_died
   want    n                                                 lost     n
+  ping    n                                                 pong     n
                                                             stop
 `n` is the job's own number of a request; it names the lease from the asking to its release, also over a fleet that was
 started again: `held` in the hello lists the leases that the job still has.
@@ -16,6 +17,8 @@ The command line says `who: "cli"` in its hello and then `stay` (on: bool), `dow
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from typing import Any
 
 import orjson
@@ -47,3 +50,11 @@ async def read(reader: asyncio.StreamReader) -> Message | None:
     if not isinstance(message, dict):
         raise ShardmillError("The fleet's socket carries something else than messages: stop what else uses it.")
     return message
+
+
+def peer(writer: asyncio.StreamWriter) -> int:
+    """The pid of the process that listens at the other end, by the kernel's word; 0 where that can't be known."""
+    credentials = struct.Struct("3i")  # pid, uid, gid
+    end: socket.socket = writer.get_extra_info("socket")
+    pid, _, _ = credentials.unpack(end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size))
+    return int(pid)

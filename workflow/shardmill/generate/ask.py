@@ -27,7 +27,7 @@ from shardmill.engines import (
     ServerFault,
 )
 from shardmill.errors import SetupFault, ShardmillError
-from shardmill.fleet.client import Aftermath, Lease, Outcome
+from shardmill.fleet.lease import Aftermath, Lease, Outcome
 from shardmill.generate.asked import History, Model, Prompt, request_id, request_seed
 from shardmill.generate.audit import Degenerate, Faulty, Kept, Useless, Verdict, audit
 from shardmill.generate.pace import Pace
