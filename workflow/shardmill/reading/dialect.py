@@ -82,7 +82,7 @@ def _plain_turns(turns: list[Any], roles: Counter[str]) -> list[Turn] | None:
         known = list(map(_PLAIN_ROLES.__getitem__, written))
     except (KeyError, TypeError):
         return None
-    if set(map(len, turns)) != {2} or set(map(type, said)) != {str}:
+    if list(map(len, turns)).count(2) != len(turns) or set(map(type, said)) != {str}:
         return None
     roles.update(written)
     return list(zip(known, said, strict=True))
