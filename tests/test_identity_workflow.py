@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -41,6 +42,14 @@ def copy(finished: Workspace, tmp_path: Path) -> Workspace:
     workspace = Workspace.__new__(Workspace)
     workspace.root, workspace.overlay = target, dict(finished.overlay)
     return workspace
+
+
+def test_snakemakes_own_report_holds_the_builds_page(finished: Workspace) -> None:
+    finished.snakemake("--report", "report.zip", cores=1)
+    page = (finished.results / "quality" / "report.html").read_bytes()
+    with zipfile.ZipFile(finished.root / "report.zip") as archive:
+        assert page in [archive.read(name) for name in archive.namelist() if name.endswith(".html")]
+    (finished.root / "report.zip").unlink()
 
 
 def remove(workspace: Workspace, *kinds: str, shard: str = LAST) -> None:
