@@ -47,10 +47,19 @@ def test_a_cut_off_file_is_refused_with_a_way_out(finished: tuple[BuildPaths, Se
         list(read_rows(path))
 
 
-def test_a_lost_build_json_is_refused_with_a_way_out(finished: tuple[BuildPaths, Settings]) -> None:
+def test_lost_facts_are_found_again_without_a_prompt(finished: tuple[BuildPaths, Settings]) -> None:
     finished[0].build_json.unlink()
-    with pytest.raises(DataError, match=r"build\.json.* is missing: put a copy back"):
-        planned(finished)
+    plan = planned(finished)
+    assert plan.facts and plan.quality and plan.prompts == plan.unfinished == ()
+
+
+def test_a_lost_build_json_and_lost_prompts_are_one_job(finished: tuple[BuildPaths, Settings]) -> None:
+    """Shards whose prompts are there can't be answered without the model's facts, which that job finds."""
+    build, _ = finished
+    for path in (build.build_json, *build.root.glob("completions/*"), build.prompts("shard-00001-of-00002")):
+        path.unlink()
+    plan = planned(finished)
+    assert plan.prompts == plan.generate == plan.shards and not plan.facts
 
 
 def test_a_damaged_json_file_is_named(tmp_path: Path) -> None:
@@ -70,3 +79,10 @@ def test_queries_that_are_empty_or_begin_with_a_comment(finished: tuple[BuildPat
     assert commented.exit_code == 0 and "6" in commented.output
     empty = CliRunner().invoke(cli, ["query", "", *at])
     assert "The query is empty" in str(empty.exception)
+
+
+def test_a_build_without_its_run_folder_is_still_a_build(finished: tuple[BuildPaths, Settings]) -> None:
+    build, _ = finished
+    build.settings.unlink()
+    done = CliRunner().invoke(cli, ["status", "--build", str(build.root)])
+    assert "settings.json" in str(done.exception) and "--configfile" in str(done.exception)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from shardmill.files import read_json
 from simserver import SimFleet
 from workspace import Workspace
 
@@ -156,3 +157,18 @@ def test_a_dry_run_changes_nothing(copy: Workspace) -> None:
     before = sorted((path, path.stat().st_mtime_ns) for path in copy.results.rglob("*"))
     copy.plan()
     assert sorted((path, path.stat().st_mtime_ns) for path in copy.results.rglob("*")) == before
+
+
+def test_what_a_build_knows_of_itself_is_found_again_and_nothing_is_asked(copy: Workspace) -> None:
+    build = copy.results
+    rejects, facts = (build / "prompts/rejects.parquet").read_bytes(), read_json(build / "build.json")
+    for name in ("build.json", "prompts/rejects.parquet", "quality/pilot.json", "catalog.duckdb", "README.md"):
+        (build / name).unlink()
+    made = copy.plan()
+    assert made == {"find_facts": 1, "check_pilot": 1, **AFTER}
+    assert copy.build() == made
+    assert copy.plan() == {}
+    assert (build / "prompts/rejects.parquet").read_bytes() == rejects
+    found = read_json(build / "build.json")
+    assert all(found[key] == facts[key] for key in ("identity", "counts", "model"))
+    assert (build / "quality/pilot.json").exists() and (build / "catalog.duckdb").exists()

@@ -49,6 +49,8 @@ def targets():
     """Every file of every unfinished shard, then the verdict over the whole build."""
     places = (BUILD.completions, BUILD.tokens, BUILD.manifest)
     wanted = [file for place in places for file in each(place, PLAN.unfinished)]
+    if PLAN.pilot_report:
+        wanted.append(str(BUILD.pilot_report))
     if PLAN.quality:
         wanted.append(str(BUILD.quality_passed(PLAN.checks_key)))
     # With nothing left, a file that nothing makes, since Snakemake compares any other with how it was made before.

@@ -5,6 +5,7 @@ rule generate:
     input:
         prompts=str(BUILD.prompts("{shard}")),
         gate=gate_ticket,
+        facts=facts_ticket,
     output:
         str(BUILD.completions("{shard}")),
     log:

@@ -4,6 +4,8 @@
 rule check_build:
     input:
         manifests=each(BUILD.manifest, PLAN.unfinished),
+        pilot=[str(BUILD.pilot_report)] if PLAN.pilot_report else [],
+        facts=facts_ticket,
     output:
         report=str(BUILD.quality_report),
         checked=touch(str(BUILD.quality_checked(PLAN.checks_key))),

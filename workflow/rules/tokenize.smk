@@ -3,7 +3,8 @@
 
 rule tokenize:
     input:
-        str(BUILD.completions("{shard}")),
+        completions=str(BUILD.completions("{shard}")),
+        facts=facts_ticket,
     output:
         str(BUILD.tokens("{shard}")),
     log:

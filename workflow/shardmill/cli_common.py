@@ -52,6 +52,11 @@ def target(root: Path | None, configfiles: tuple[Path, ...]) -> Target:
     root = root or Path("results/latest")
     build = BuildPaths(root.resolve() if root.is_symlink() else root)
     if not build.settings.exists():
+        if build.build_json.exists():
+            raise UsageError(
+                f"{build.settings}, which holds the settings that this build last ran with, is missing: run snakemake "
+                f"again, or name the build's config with --configfile."
+            )
         raise UsageError(
             f"{root} is not a build's folder: run `snakemake --cores 7`, or name one with --build or --configfile."
         )

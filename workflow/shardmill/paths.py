@@ -57,6 +57,11 @@ class BuildPaths:
         return self.root / "manifests" / f"{shard}.json"
 
     @property
+    def facts_found(self) -> Path:
+        """There while a run that looks for lost counts, model and rejects needs them."""
+        return self.run / "facts.found"
+
+    @property
     def pilot_report(self) -> Path:
         return self.root / "quality" / "pilot.json"
 
@@ -130,6 +135,11 @@ class BuildPaths:
 
     def journal(self, shard: str) -> Path:
         return self.run / "journals" / f"{shard}.jsonl"
+
+    @property
+    def couriered(self) -> Path:
+        """As old as the last sending of logs to the store (courier.py)."""
+        return self.run / "couriered"
 
     @property
     def uploads(self) -> Path:

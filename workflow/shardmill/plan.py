@@ -26,11 +26,13 @@ class Plan:
     shards: tuple[str, ...]
     pilot: tuple[str, ...]
     prompts: tuple[str, ...]
+    facts: bool  # counts, model or rejects are lost, and the prompts step is to find them again without any prompt
     restore: tuple[str, ...]
     generate: tuple[str, ...]
     tokenize: tuple[str, ...]
     publish: tuple[str, ...]
     gate: bool
+    pilot_report: bool
     quality: bool
     checks_key: str
 
@@ -63,12 +65,6 @@ def make_plan(settings: Settings, build: BuildPaths, published: Callable[[], Set
     complete = {shard for shard in shards if _finished(build, shard, here, root)}
     left = [shard for shard in shards if shard not in complete]
     _refuse_damage(build, left, here)
-    facts_lost = bool(complete) and not build.build_json.exists()
-    if facts_lost and not uses_store(settings.s3):
-        raise DataError(
-            f"{build.build_json}, which holds the build's identity and counts, is missing: put a copy back, "
-            f"or move {build.root} away and build anew."
-        )
     remote = published() if left and uses_store(settings.s3) else frozenset()
 
     restore = [shard for shard in left if shard in remote]
@@ -76,24 +72,31 @@ def make_plan(settings: Settings, build: BuildPaths, published: Callable[[], Set
     generate = [shard for shard in own if shard not in here["completions"]]
     made_again = set(generate)
     tokenize = [shard for shard in own if shard in made_again or shard not in here["tokens"]]
+    facts_lost = not _facts_known(build, here["prompts"])
+    prompts = [shard for shard in generate if shard not in here["prompts"]]
+    if prompts and facts_lost:
+        prompts = generate  # they are one job, and no shard can be answered before it ends
+    # A store has the facts of a build that is finished there.
+    find_facts = facts_lost and not prompts and (bool(tokenize) or not uses_store(settings.s3))
     pilot = shards[: settings.generate.pilot_shards]
     key = checks_key(settings)
     gate_open = build.gate_passed(key).exists()
     gated = [shard for shard in generate if shard not in pilot]
-    quality = (
-        bool(left)
-        or facts_lost
-        or not (build.quality_passed(key).exists() and build.quality_report.exists() and build.report_page.exists())
-    )
+    gate = bool(pilot) and bool(gated) and (not gate_open or not made_again.isdisjoint(pilot))
+    pilot_report = bool(pilot) and not build.pilot_report.exists() and remote.isdisjoint(pilot)
+    last = (build.quality_passed(key), build.quality_report, build.report_page, build.catalog, build.card)
+    quality = bool(left) or facts_lost or pilot_report or not all(path.exists() for path in last)
     return Plan(
         shards=shards,
         pilot=pilot,
-        prompts=tuple(shard for shard in generate if shard not in here["prompts"]),
+        prompts=tuple(prompts),
+        facts=find_facts,
         restore=tuple(restore),
         generate=tuple(generate),
         tokenize=tuple(tokenize),
         publish=tuple(own),
-        gate=bool(pilot) and bool(gated) and (not gate_open or not made_again.isdisjoint(pilot)),
+        gate=gate,
+        pilot_report=pilot_report,
         quality=quality,
         checks_key=key,
     )
@@ -109,6 +112,14 @@ def checks_key(settings: Settings) -> str:
 def pattern(shards: tuple[str, ...]) -> str:
     """A wildcard constraint that matches these shards and, when there are none, nothing."""
     return "|".join(re.escape(shard) for shard in shards) or "(?!)"
+
+
+def _facts_known(build: BuildPaths, prompts: set[str]) -> bool:
+    """Whether counts, model and rejects are here. Who deletes prompts/ as a whole does without the rejects."""
+    if not build.build_json.exists() or (prompts and not build.rejects.exists()):
+        return False
+    facts = read_json(build.build_json)
+    return bool(facts.get("counts") and facts.get("model"))
 
 
 def _finished(build: BuildPaths, shard: str, here: dict[str, set[str]], root: str | None) -> bool:

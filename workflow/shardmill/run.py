@@ -60,11 +60,13 @@ class Run:
             _stop(error)
 
     def _start(self) -> None:
-        if self.digests.missing and (self.plan.prompts or self.digests.tokenizer == UNKNOWN):
+        if self.digests.missing and (self.plan.prompts or self.plan.facts or self.digests.tokenizer == UNKNOWN):
             raise DataError(self.digests.missing[0])
         command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
         self._lock = acquire(self.build.lock, myself(command))
         build = self.build
+        if not self.plan.facts:
+            build.facts_found.unlink(missing_ok=True)
         for stale in self._stale_verdicts():
             stale.unlink(missing_ok=True)
         write_json(build.settings, self.settings.as_dict())
