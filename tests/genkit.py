@@ -27,7 +27,9 @@ from simserver import SimConfig, answer
 SHARD = shard_name(0, 1)
 STOP_IDS = (2,)
 VOCABULARY = 49152
-FAST = Pace(sync_s=0.05, progress_s=0.1, log_s=5.0, space_s=0.02, backoff_s=0.02, backoff_most_s=0.2, journal_wait_s=10.0)
+FAST = Pace(
+    sync_s=0.05, progress_s=0.1, log_s=5.0, space_s=0.02, backoff_s=0.02, backoff_most_s=0.2, journal_wait_s=10.0
+)
 
 
 def make_settings(urls: Sequence[str], **sections: Mapping[str, Any]) -> Settings:
@@ -150,10 +152,12 @@ class StandIn:
         return sorted((url for url in wanted if self._out[url] < room), key=lambda url: self._out[url])
 
 
-def generate(settings: Settings, build: BuildPaths, fleet: StandIn | None = None, shard: str = SHARD) -> StandIn:
+def generate(
+    settings: Settings, build: BuildPaths, fleet: StandIn | None = None, shard: str = SHARD, pace: Pace = FAST
+) -> StandIn:
     """Runs the job in this process on a stand-in fleet."""
     fleet = fleet or StandIn(settings.servers.endpoints, settings.generate.concurrency, settings.generate.patience_s)
-    generate_shard(settings, build, shard, join=fleet.join, pace=FAST)
+    generate_shard(settings, build, shard, join=fleet.join, pace=pace)
     return fleet
 
 

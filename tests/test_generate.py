@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from genkit import (
     make_shard,
     random_prompt,
 )
-from shardmill.errors import DataError, NoServers, SetupFault, ShardmillError
+from shardmill.errors import DataError, NoServers, SetupFault, ShardError, ShardmillError
 from shardmill.files import read_json
 from shardmill.generate.ask import DEATHS
 from shardmill.generate.job import generate_shard
@@ -47,6 +48,9 @@ CONFIG: dict[str, Any] = {"instant": True, "mtp": True, "length_mean": 40}
 OWN_RULES = {"error_400", "error_400_string", "error_400_object", "unauthorized", "forbidden", "not_found"}
 DEGENERATE = {"empty_output", "zero_loop", "cycle_loop"}
 FAULTS = sorted({*REFUSAL_KINDS, *ANSWER_KINDS} - OWN_RULES)
+
+
+HASTY = replace(FAST, backoff_s=0.01, backoff_most_s=0.02)
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +143,7 @@ def test_answers_cut_at_their_stop_are_counted_in_the_file(fleet: SimFleet, tmp_
 
 
 def test_all_faults_together(fleet: SimFleet, tmp_path: Path) -> None:
-    settings = make_settings(fleet.urls, generate={"request_timeout_s": 0.5})
+    settings = make_settings(fleet.urls, generate={"request_timeout_s": 0.5, "patience_s": 60})
     prompts = [random_prompt(n) for n in range(300 if SOAK else 80)]
     build = make_shard(tmp_path / "b-1", settings, prompts)
     set_faults(fleet, *({"kind": kind, "p": 0.1 if SOAK else 0.02, "seconds": 0.1} for kind in FAULTS))
@@ -621,11 +625,45 @@ def test_a_shard_of_reused_rows_alone_needs_no_server(fleet: SimFleet, tmp_path:
     assert [row["reused_from"] for row in completions(build)] == ["b-1"] * 10
 
 
-def test_a_prompt_that_meets_nothing_but_faults_is_for_a_person_to_look_at(fleet: SimFleet, tmp_path: Path) -> None:
-    """It is neither failed nor asked for ever; what else there is gets done first."""
-    settings, prompts = make_settings(fleet.urls), [random_prompt(n) for n in range(30)]
+# Nothing but servers' faults
+
+
+@pytest.mark.parametrize("kind", ["nan", "error_500"])
+def test_a_prompt_that_meets_nothing_but_faults_is_left_for_the_next_run(
+    fleet: SimFleet, tmp_path: Path, kind: str
+) -> None:
+    """It is neither failed nor asked for ever; all else there is gets done first."""
+    settings, prompts = make_settings(fleet.urls, generate={"patience_s": 0.5}), [random_prompt(n) for n in range(90)]
     build = make_shard(tmp_path / "b-1", settings, prompts)
-    set_faults(fleet, {"kind": "nan", "prompts": [prompt_hash(prompts[5])]})
-    with pytest.raises(ShardmillError, match="100 server faults in a row"):
-        generate(settings, build)
-    assert len([record for record in read_records(build.journal(SHARD)) if "note" not in record]) == 29
+    poison = prompt_hash(prompts[5])
+    set_faults(fleet, {"kind": kind, "prompts": [poison]})
+    name = {"nan": "nan", "error_500": "server_error"}[kind]
+    with pytest.raises(ShardError, match=rf"1 of 90 prompts .* the last {name}: .*source-5"):
+        generate(settings, build, StandIn(fleet.urls), pace=HASTY)
+    assert not build.completions(SHARD).exists()
+    progress = read_json(build.progress(SHARD))
+    assert (progress["done"], progress["failed"], progress["stuck"]) == (89, {}, 1)
+    # Alone with it, with no other answer to tell whose fault it is, the next run is done with it after its patience.
+    before = len(fleet.logs())
+    with pytest.raises(ShardError, match="source-5"):
+        generate(settings, build, StandIn(fleet.urls), pace=HASTY)
+    asked = Counter(line["prompt"] for line in fleet.logs()[before:] if line["event"] == "received")
+    assert set(asked) == {poison} and 30 <= asked[poison] < 100
+    set_faults(fleet)
+    before = len(fleet.logs())
+    generate(settings, build)
+    assert_right(build, settings, prompts, CONFIG)
+    assert sum(line["event"] == "received" for line in fleet.logs()[before:]) == 1
+
+
+def test_servers_that_answer_nothing_but_faults_end_the_job_after_its_patience(tmp_path: Path) -> None:
+    with SimFleet(1, CONFIG) as servers:
+        settings = make_settings(servers.urls, generate={"patience_s": 1})
+        prompts = [random_prompt(n) for n in range(120)]
+        build = make_shard(tmp_path / "b-1", settings, prompts)
+        servers.faults(0, {"kind": "nan", "at": list(range(11, 100_000))})
+        words = r"nothing but faults for generate.patience_s, the last nan: .*http"
+        with pytest.raises(ShardmillError, match=words) as caught:
+            generate(settings, build, StandIn(servers.urls, patience_s=30), pace=HASTY)
+        assert not isinstance(caught.value, ShardError)
+        assert read_json(build.progress(SHARD))["done"] == 10

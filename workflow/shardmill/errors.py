@@ -35,6 +35,10 @@ class DamagedFile(DataError, ValueError):
     """A file of the build is there and can't be read."""
 
 
+class ShardError(ShardmillError):
+    """One shard can't be finished as things are. The run's other shards are none the worse for it."""
+
+
 class SetupFault(ShardmillError):
     """A server's answer says that the set-up is wrong (401, 403, 404, unknown field): no retry helps."""
 

@@ -1,83 +1,63 @@
 """Asking for one prompt until there is an answer to keep, or a reason that is the prompt's own ("Whose fault").
 
-Server faults are tried again without end, on another server where there is one. What ends a prompt is degenerate
-output on every attempt, and each time, before that is held against the prompt, the server that gave it must prove
-itself on a control: a prompt of this shard that had a good answer.
+Server faults are tried again, on another server where there is one, and never held against the prompt: one that meets
+nothing else is left for the next run (Stuck). What ends a prompt is degenerate output on every attempt, and each time,
+before that is held against the prompt, the server that gave it must prove itself on a control: a prompt of this shard
+that had a good answer.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Protocol
 
-import aiohttp
-
-from shardmill.engines import (
-    Answer,
-    Engine,
-    Fault,
-    PromptRefused,
-    Refusal,
-    Request,
-    ServerFault,
-)
-from shardmill.errors import SetupFault, ShardmillError
-from shardmill.fleet.lease import Aftermath, Lease, Outcome
-from shardmill.generate.asked import History, Model, Prompt, request_id, request_seed
-from shardmill.generate.audit import Degenerate, Faulty, Kept, Useless, Verdict, audit
+from shardmill.engines import Answer, Fault, PromptRefused, Refusal, Request, ServerFault
+from shardmill.errors import SetupFault
+from shardmill.fleet.lease import Lease, Outcome
+from shardmill.generate.asked import RESERVES, History, Model, Prompt
+from shardmill.generate.audit import Degenerate, Faulty, Useless
 from shardmill.generate.pace import Pace
 from shardmill.generate.progress import Tally
 from shardmill.generate.reasons import FailReason
 from shardmill.generate.rows import Completion
-from shardmill.generate.trust import CONTROL_TOKENS, Trust
+from shardmill.generate.send import Pool, Sender
+from shardmill.generate.trust import Trust
 
 _log = logging.getLogger(__name__)
 
 DEATHS = 3  # in flight at the death of so many servers: tried once alone (CONTRACTS.md, Servers)
 _IN_FLIGHT = frozenset({Fault.RESET, Fault.HALF_SENT, Fault.TIMEOUT})
 _NOT_COUNTED = frozenset({Fault.REFUSED, Fault.QUEUE_FULL})  # a fleet that is away or busy says nothing of the prompt
-_RESERVES = (16, 64, 256)  # new tokens given up, in turn, when the server keeps room for speculation
 _REASON = {Degenerate.EMPTY: FailReason.EMPTY, Degenerate.REPETITION: FailReason.REPETITION}
 
 
-class Pool(Protocol):
-    """What asking needs of the fleet (fleet.client.Fleet)."""
+class Stuck(Exception):
+    """A prompt that met nothing but servers' faults, too often for chance. It is asked again by the next run.
 
-    async def lease(self, avoid: frozenset[str] = frozenset(), alone: bool = False) -> Lease: ...
+    `barren`: no prompt of the job has had an answer for long, so that it may be all servers and not the prompt.
+    """
 
-    async def release(self, lease: Lease, outcome: Outcome) -> Aftermath: ...
-
-    def lost(self, lease: Lease) -> asyncio.Event: ...
+    def __init__(self, faults: int, last: str, barren: bool) -> None:
+        super().__init__(last)
+        self.faults = faults
+        self.last = last
+        self.barren = barren
 
 
 class Asker:
     """Asks for the prompts of one job. One for all of them: what one prompt teaches serves the others."""
 
     def __init__(
-        self,
-        engine: Engine,
-        session: aiohttp.ClientSession,
-        fleet: Pool,
-        model: Model,
-        tally: Tally,
-        *,
-        attempts: int,
-        timeout_s: float,
-        pace: Pace,
+        self, fleet: Pool, sender: Sender, model: Model, tally: Tally, *, attempts: int, patience_s: float, pace: Pace
     ) -> None:
-        self._engine = engine
-        self._session = session
         self._fleet = fleet
+        self._sender = sender
         self._model = model
         self._tally = tally
-        self._trust = Trust(attempts, answered=tally.ok > 0)
+        self._trust = Trust(attempts, patience_s, answered=tally.ok > 0)
         self._attempts = attempts
-        self._timeout_s = timeout_s
         self._pace = pace
 
     async def ask(
@@ -86,7 +66,7 @@ class Asker:
         """The row's content. `remember` is called when what the journal should keep of `history` has changed, `leased`
         with each lease.
 
-        Raises NoServers, SetupFault, and ShardmillError for a prompt that meets nothing but servers' faults.
+        Raises NoServers, SetupFault, and Stuck for a prompt that meets nothing but servers' faults.
         """
         if not prompt.ids or min(prompt.ids) < 0 or max(prompt.ids) >= self._model.vocab_size:
             return _failed(FailReason.BAD_PROMPT_IDS, history)
@@ -104,9 +84,9 @@ class Asker:
         self, prompt: Prompt, history: History, remember: Callable[[], None], lease: Lease, alone: bool
     ) -> Completion | None:
         """One request. None: to be tried again."""
-        request = self._request(prompt, history)
+        request = self._sender.request(prompt, history)
         try:
-            answer = await self._send(lease, request)
+            answer = await self._sender.send(lease, request)
         except ServerFault as fault:
             return await self._faulted(history, remember, lease, alone, fault.fault, fault.detail)
         except PromptRefused as refused:
@@ -126,7 +106,7 @@ class Asker:
         lease: Lease,
         answer: Answer,
     ) -> Completion | None:
-        verdict = self._audit(prompt, request, answer)
+        verdict = self._sender.audit(prompt, request, answer)
         if isinstance(verdict, Faulty):
             if verdict.foreign_stop is not None:
                 self._note_foreign_stop(history, lease, verdict.foreign_stop)
@@ -154,7 +134,7 @@ class Asker:
     ) -> Completion | None:
         """A degenerate answer: an attempt of this prompt, or, where the control fails as well, the server's fault."""
         control = self._trust.control
-        proven = control is None or await self._proves_itself(lease, control)
+        proven = control is None or await self._sender.proves_itself(lease, control)
         await self._fleet.release(lease, _outcome(ok=True, answer=answer, degenerate=True))
         history.avoid |= {lease.server}
         self._tally.degenerate(lease.server, verdict.kind, proven)
@@ -169,19 +149,6 @@ class Asker:
             return _failed(_REASON[verdict.kind], history)
         remember()
         return None
-
-    async def _proves_itself(self, lease: Lease, control: Prompt) -> bool:
-        """Whether the server gives a good answer to a prompt that has had one: its first few tokens are enough."""
-        budget = min(CONTROL_TOKENS, control.max_new_tokens)
-        request = Request(request_id(control), control.ids, budget, self._model.sampling)
-        try:
-            answer = await self._send(lease, request)
-        except (ServerFault, PromptRefused):
-            return False
-        return isinstance(self._audit(control, request, answer), Kept)
-
-    def _audit(self, prompt: Prompt, request: Request, answer: Answer) -> Verdict:
-        return audit(answer, len(prompt.ids), self._model.stop_ids, self._model.vocab_size, request.max_new_tokens)
 
     async def _faulted(
         self,
@@ -208,18 +175,17 @@ class Asker:
     def _count_fault(self, history: History, lease: Lease, what: str) -> None:
         history.faults += 1
         self._trust.faulted()
-        if history.faults >= self._trust.too_many_faults():
-            raise ShardmillError(
-                f"A prompt met {history.faults} server faults in a row, the last at {lease.server} ({what}): "
-                f"look at the servers' logs. Everything else that is finished is kept."
-            )
+        if self._trust.beyond_chance(history.faults):
+            raise Stuck(history.faults, f"{what}, at {lease.server}", barren=False)
+        if self._trust.barren():
+            raise Stuck(history.faults, f"{what}, at {lease.server}", barren=True)
 
     def _refused(self, history: History, refused: PromptRefused) -> Completion | None:
         if refused.refusal is Refusal.TOO_LONG:
             return _failed(FailReason.TOO_LONG, history)
         if refused.refusal is Refusal.NO_ROOM:
             history.reserve += 1
-            return _failed(FailReason.TOO_LONG, history) if history.reserve > len(_RESERVES) else None
+            return _failed(FailReason.TOO_LONG, history) if history.reserve > len(RESERVES) else None
         history.refusals += 1
         if history.refusals < self._attempts:
             return None
@@ -236,38 +202,6 @@ class Asker:
                 f"{lease.server} ends answers at token {token}, which is not among the model's stop ids: "
                 f"add it to sampling.stop_token_ids, or serve the model that model.tokenizer belongs to."
             )
-
-    async def _send(self, lease: Lease, request: Request) -> Answer:
-        """The answer, or a fault as soon as the server is known to be gone."""
-        lost = self._fleet.lost(lease)
-        sending = asyncio.create_task(
-            self._engine.generate(self._session, lease.url, request, self._timeout_s), name=request.request_id
-        )
-        losing = asyncio.create_task(lost.wait())
-        try:
-            await asyncio.wait({sending, losing}, return_when=asyncio.FIRST_COMPLETED)
-            if not sending.done():
-                raise ServerFault(Fault.RESET, "the server is gone")
-            return await sending
-        except ServerFault as fault:
-            if fault.fault is Fault.TIMEOUT:
-                await self._engine.abort(self._session, lease.url, request.request_id)
-            raise
-        finally:
-            for task in (sending, losing):
-                task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, ServerFault, PromptRefused, SetupFault):
-                await sending
-
-    def _request(self, prompt: Prompt, history: History) -> Request:
-        budget = prompt.max_new_tokens
-        if history.reserve:
-            budget = max(1, budget - _RESERVES[history.reserve - 1])
-        sampling = self._model.sampling
-        if sampling.seed is not None:
-            seed = request_seed(sampling.seed, prompt.prompt_id, history.attempts)
-            sampling = replace(sampling, seed=seed)
-        return Request(request_id(prompt), prompt.ids, budget, sampling)
 
     def _backoff(self, history: History) -> float:
         """Seconds until the next try: none after a first fault, since another server may be well; then ever longer."""

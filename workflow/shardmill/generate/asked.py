@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from shardmill.engines import SamplingParams
 from shardmill.generate.audit import Degenerate
 
+RESERVES = (16, 64, 256)  # new tokens given up, in turn, when the server keeps room for speculation
+
 
 @dataclass(frozen=True, slots=True)
 class Model:

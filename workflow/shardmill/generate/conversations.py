@@ -1,4 +1,7 @@
-"""The conversations of a shard, asked turn by turn, while there are servers."""
+"""The conversations of a shard, asked turn by turn, while there are servers.
+
+A prompt that met nothing but servers' faults is set aside, and ends its job only when all others are done.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-from shardmill.errors import ShardmillError
-from shardmill.generate.ask import Asker
+from shardmill.errors import ShardError, ShardmillError
+from shardmill.generate.ask import Asker, Stuck
 from shardmill.generate.asked import History
 from shardmill.generate.dialogue import Dialogue
 from shardmill.generate.pace import Pace
@@ -22,6 +25,8 @@ _log = logging.getLogger(__name__)
 
 # Conversations that wait for a lease at once. More would only hold more prompts in memory.
 _QUEUE = 64
+_FEW = 16  # prompts may be what no server can do; when more have met nothing but faults, it is the servers
+_NAMED = 5  # prompts set aside, in the sentence about them
 
 
 class Conversations:
@@ -48,9 +53,11 @@ class Conversations:
         self._want = want
         self._room = room
         self._pace = pace
+        self._stuck: dict[Key, Stuck] = {}
 
     async def run(self) -> None:
-        """Raises the first error of any of its tasks, after the others have ended."""
+        """Raises the first error of any of its tasks, after the others have ended, and ShardError where all is done but
+        what was set aside."""
         try:
             async with asyncio.TaskGroup() as group:
                 keepers = [group.create_task(work) for work in (self._sync(), self._report(), self._text.load())]
@@ -61,6 +68,8 @@ class Conversations:
                     keeper.cancel()
         except BaseExceptionGroup as errors:
             raise _first(errors) from errors
+        if self._stuck:
+            raise ShardError(self._about_stuck())
 
     async def _converse(self, group: asyncio.TaskGroup) -> None:
         """One conversation, its turns in order. As soon as its first request is with a server, the next one starts."""
@@ -70,10 +79,42 @@ class Conversations:
         follow = _Once(lambda: group.create_task(self._converse(group)) if self._todo else None)
         try:
             await self._ask_all(keys, follow)
+        except Stuck as stuck:
+            self._set_aside(keys, stuck)
         except BaseException:
             self._todo.clear()  # the group is ending, and takes no new tasks
             raise
         follow()
+
+    def _set_aside(self, keys: list[Key], stuck: Stuck) -> None:
+        tally = self._work.tally
+        left = len(self._work.prompts) - tally.done - tally.not_reached - tally.stuck
+        if stuck.barren and left > _FEW:
+            self._todo.clear()
+            raise ShardmillError(
+                f"The servers answered nothing but faults for generate.patience_s, the last {stuck.last}: "
+                f"look at their logs. Everything that is finished is kept."
+            )
+        key = next(key for key in keys if key not in self._work.done)
+        self._stuck[key] = stuck
+        tally.stuck += 1
+        _log.warning(
+            "%s: source id %s met %d server faults in a row, the last %s; it is set aside until the next run",
+            self._work.tally.shard,
+            self._work.prompts.turn(key).source_id,
+            stuck.faults,
+            stuck.last,
+        )
+
+    def _about_stuck(self) -> str:
+        names = [self._work.prompts.turn(key).source_id for key in self._stuck]
+        shown = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+        last = next(reversed(self._stuck.values()))
+        return (
+            f"{self._work.tally.shard}: {len(names)} of {len(self._work.prompts)} prompts met nothing but server "
+            f"faults, the last {last.last}. All others are done and kept. The next run asks these again: give it other "
+            f"servers or servers.args, or take the records out of the dataset (source id {shown})."
+        )
 
     async def _ask_all(self, keys: list[Key], leased: Callable[[], None]) -> None:
         answers: list[str] = []

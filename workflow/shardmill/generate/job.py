@@ -16,15 +16,17 @@ from shardmill.engines import SamplingParams, engine, new_session
 from shardmill.errors import DataError, SetupFault, ShardmillError
 from shardmill.files import read_json
 from shardmill.fleet.client import Fleet
-from shardmill.generate.ask import Asker, Pool
+from shardmill.generate.ask import Asker
 from shardmill.generate.asked import Model
 from shardmill.generate.conversations import Conversations
 from shardmill.generate.dialogue import Dialogue
 from shardmill.generate.journal import open_journal
 from shardmill.generate.pace import Pace
+from shardmill.generate.pace import pace as default_pace
 from shardmill.generate.progress import Tally, line
 from shardmill.generate.prompts import Key, ShardPrompts
 from shardmill.generate.rows import write_completions
+from shardmill.generate.send import Pool, Sender
 from shardmill.generate.space import Space
 from shardmill.generate.text import Text
 from shardmill.generate.work import Reusable, Work, nothing_reusable
@@ -65,7 +67,7 @@ def generate_shard(
     ShardmillError, with everything finished kept in the journal, when it is stopped, when no server is left for
     `generate.patience_s` (NoServers), when servers are set up wrongly (SetupFault), or when the disk stays tight.
     """
-    pace = pace or Pace()
+    pace = pace or default_pace()
     prompts = ShardPrompts(build.prompts(shard))
     model = _model(settings, build)
     with open_journal(build.journal(shard), pace.journal_wait_s) as journal:
@@ -170,14 +172,15 @@ class _Job:
         api_key = _api_key(settings)
         fleet = await join(settings, self._build, self._shard, places(settings, self._build)[self._shard])
         async with fleet, new_session() as session:
+            given = settings.generate
+            server = engine(settings.servers.engine, api_key)
             asker = Asker(
-                engine(settings.servers.engine, api_key),
-                session,
                 fleet,
+                Sender(server, session, fleet, self._model, given.request_timeout_s),
                 self._model,
                 self._work.tally,
-                attempts=settings.generate.attempts,
-                timeout_s=settings.generate.request_timeout_s,
+                attempts=given.attempts,
+                patience_s=given.patience_s,
                 pace=self._pace,
             )
             conversations = Conversations(

@@ -1,8 +1,12 @@
-"""How often and how long: the generator's own times. Tests make them shorter."""
+"""How often and how long: the generator's own times. Tests make them shorter, also through the environment."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+
+from shardmill.fleet.timing import hurried
+
+VARIABLE = "SHARDMILL_PACE"  # a JSON object of the names below
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,3 +20,8 @@ class Pace:
     backoff_s: float = 0.5
     backoff_most_s: float = 15.0
     journal_wait_s: float = 60.0  # for another job's lock on the journal
+
+
+def pace() -> Pace:
+    """The defaults, with what the environment says laid over them."""
+    return Pace(**hurried(VARIABLE, {field.name for field in fields(Pace)}))

@@ -30,7 +30,7 @@ class Tally:
     """Counts of one job. `progress` is the file for `status`, `line` what a person reads in the log."""
 
     def __init__(self, shard: str, prompts: int, path: Path) -> None:
-        self._shard = shard
+        self.shard = shard
         self._prompts = prompts
         self._path = path
         self._writing = threading.Lock()
@@ -42,6 +42,7 @@ class Tally:
         self.reused = 0
         self.not_reached = 0
         self.in_flight = 0
+        self.stuck = 0  # prompts set aside after nothing but server faults
         self._tokens = 0
         self._attempts = 0
         self._cut = 0
@@ -120,7 +121,7 @@ class Tally:
         since, rows, tokens = self._recent[0]
         span = max(now - since, 1e-3)
         return {
-            "shard": self._shard,
+            "shard": self.shard,
             "state": state,
             "pid": os.getpid(),
             "started_at": self._started_at,
@@ -134,7 +135,8 @@ class Tally:
             "failed": dict(self.failed),
             "not_reached": self.not_reached,
             "in_flight": self.in_flight,
-            "waiting": self._prompts - self.done - self.not_reached - self.in_flight,
+            "stuck": self.stuck,
+            "waiting": self._prompts - self.done - self.not_reached - self.in_flight - self.stuck,
             "attempts": self._attempts,
             **self.effort().as_dict(),
             "tokens": self._tokens,
@@ -197,6 +199,8 @@ def line(progress: dict[str, Any]) -> str:
         parts.append(f"{failed} failed ({', '.join(f'{n} {reason}' for reason, n in progress['failed'].items())})")
     if progress["not_reached"]:
         parts.append(f"{progress['not_reached']} turns not reached")
+    if progress["stuck"]:
+        parts.append(f"{progress['stuck']} set aside")
     if progress["state"] == "running":
         parts.append(f"{progress['in_flight']} in flight")
         parts.append(f"{progress['tokens_per_s']:.0f} tokens/s")

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import math
+import time
 
 from shardmill.generate.asked import History, Prompt
 from shardmill.generate.audit import Kept, endless
 
 _CHANCE = 1e-6  # what happens to one prompt in a million is not chance
-_FAULTS, _MOST_FAULTS = 100, 1000
+_FAULTS = 30  # in a row, before a prompt is left alone: about five minutes of backoff
+_GAP_S = 60.0  # between two faults, at most, counts: in a longer one the job waited for a server
 CONTROL_TOKENS = 64  # of a control's answer: enough to tell a looping server from one that is well
 
 
 class Trust:
     """What the good and degenerate answers of all prompts of a job teach about the next degenerate one."""
 
-    def __init__(self, attempts: int, answered: bool) -> None:
+    def __init__(self, attempts: int, patience_s: float, answered: bool) -> None:
         self.control: Prompt | None = None
         self.answered = answered  # whether any prompt has had a good answer
         self._attempts = attempts
+        self._patience_s = patience_s
+        self._barren = 0  # faults since the last good answer
+        self._barren_s = 0.0
+        self._faulted_at = 0.0
         self._control_tokens = 0
         self._audited = 0
         self._sound = 0  # answers that count for or against their prompt
@@ -36,12 +42,16 @@ class Trust:
     def faulted(self) -> None:
         """Counts a server's fault, or a degenerate answer that is one."""
         self._faults += 1
+        now = time.monotonic()
+        self._barren_s += min(now - self._faulted_at, _GAP_S) if self._barren else 0.0
+        self._barren, self._faulted_at = self._barren + 1, now
 
     def learn(self, prompt: Prompt, history: History, kept: Kept) -> None:
         """From a good answer. The prompt with the shortest one becomes the control."""
         self._passing += history.useless.total()
         self._sound += 1
         self.answered = True
+        self._barren, self._barren_s = 0, 0.0
         tokens = len(kept.output_ids)
         known = self.control is not None and self._control_tokens <= tokens
         if not known and not endless(kept.output_ids[:CONTROL_TOKENS], "length"):
@@ -59,10 +69,14 @@ class Trust:
             needed = _beyond_chance(self._passing / max(self._audited, 1), needed, 4 * needed)
         return needed if self.control is not None else 2 * needed
 
-    def too_many_faults(self) -> int:
-        """How many server faults of one prompt in a row are for a person to look at: more where all meet many."""
+    def beyond_chance(self, faults: int) -> bool:
+        """Whether so many server faults of one prompt in a row are more than what all prompts of the job meet."""
         share = self._faults / max(self._faults + self._sound, 1)
-        return _beyond_chance(share, _FAULTS, _MOST_FAULTS)
+        return faults >= _FAULTS and share**faults < _CHANCE
+
+    def barren(self) -> bool:
+        """Whether for `patience_s` there were faults and not one good answer, so that nothing tells whose they are."""
+        return self._barren >= _FAULTS and self._barren_s >= self._patience_s
 
 
 def _beyond_chance(share: float, least: int, most: int) -> int:
