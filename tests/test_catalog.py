@@ -9,9 +9,12 @@ from pathlib import Path
 
 import duckdb
 import pytest
+from click.testing import CliRunner, Result
 
 from builds import MadeBuild, good, settings_of
 from shardmill.catalog import connect, write_catalog
+from shardmill.cli import cli
+from shardmill.errors import DataError, UsageError
 from shardmill.paths import BuildPaths
 from shardmill.schemas import COMPLETIONS, PROMPTS, REJECTS, TOKENS
 
@@ -103,3 +106,57 @@ def test_connect_to_some_shards(build: BuildPaths) -> None:
     with connect(build, shards=["shard-00001-of-00002"]) as connection:
         assert connection.execute("SELECT DISTINCT shard FROM completions").fetchall() == [("shard-00001-of-00002",)]
         assert connection.execute("SELECT count(*) FROM manifests").fetchone() == (1,)
+
+
+# -- shardmill query
+
+
+def query(build: BuildPaths, sql: str, *options: str) -> Result:
+    result = CliRunner().invoke(cli, ["query", sql, "--build", str(build.root), "--format", "csv", *options])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "from tokens limit 2",
+        "/* all */ select count(*) from completions",
+        "describe rejects",
+        "explain select 1",
+        "with t as (from tokens) from t",
+        "pivot completions on status using count(*)",
+    ],
+)
+def test_a_query_reads(build: BuildPaths, sql: str) -> None:
+    assert query(build, sql).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("sql", "kind"),
+    [
+        ("drop view prompts", "DROP"),
+        ("create table mine as from tokens", "CREATE"),
+        ("copy tokens to '/tmp/never.csv'", "COPY"),
+        ("attach '/tmp/never.duckdb'", "ATTACH"),
+        ("set threads = 1", "SET"),
+    ],
+)
+def test_a_query_that_writes_is_refused(build: BuildPaths, sql: str, kind: str) -> None:
+    with pytest.raises(UsageError, match=f"only reads, and {kind} does not"):
+        query(build, sql)
+    with pytest.raises(UsageError, match="Give one statement"):
+        query(build, f"select 1; {sql}")
+
+
+def test_lost_files_are_not_an_empty_answer(build: BuildPaths) -> None:
+    build.rejects.unlink()
+    for sql in ("select count(*) from rejects", "select 1 where exists (from Rejects)"):
+        with pytest.raises(DataError, match=r"rejects\.parquet is not there"):
+            query(build, sql)
+    assert query(build, "select 'rejects' -- of rejects").exit_code == 0
+    (build.root / "completions" / "shard-00001-of-00002.parquet").unlink()
+    partly = query(build, "select count(*) from completions")
+    assert partly.stdout.splitlines()[1] == "3"
+    assert partly.stderr == "completions: 1 of 2 shards are here.\n"
