@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from shardmill import config_docs, settings
+from shardmill.config_schema import schema, typed
 from shardmill.errors import SettingsError
 from workspace import REPO
 
@@ -17,7 +18,7 @@ def every_key(node: dict[str, Any], where: str = "") -> list[tuple[str, dict[str
     return keys + [pair for key, child in keys if "properties" in child for pair in every_key(child, f"{key}.")]
 
 
-@pytest.mark.parametrize(("key", "node"), every_key(settings.schema()))
+@pytest.mark.parametrize(("key", "node"), every_key(schema()))
 def test_every_key_has_a_description_and_a_default(key: str, node: dict[str, Any]) -> None:
     assert node["description"].strip().endswith(".") or node["description"].strip().endswith(")")
     assert "default" in node
@@ -82,7 +83,7 @@ def test_a_wrong_setting_is_refused_by_its_name(config: dict[str, Any], words: l
 
 def test_every_pattern_has_its_words() -> None:
     """A person is told what a value must look like, not a regular expression."""
-    nodes = [settings.schema()]
+    nodes = [schema()]
     patterns = 0
     while nodes:
         node = nodes.pop()
@@ -123,7 +124,7 @@ def test_another_model_does_not_inherit_limits_made_for_the_embedded_one(tmp_pat
 
 def test_values_of_the_command_line_are_what_they_say() -> None:
     said = {"prompts": {"limit": "200", "shards": "null", "dedupe": "false"}, "model": {"revision": "123"}}
-    assert settings.typed(said) == {
+    assert typed(said) == {
         "prompts": {"limit": 200, "shards": None, "dedupe": False},
         "model": {"revision": "123"},
     }

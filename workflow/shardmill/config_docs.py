@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from shardmill.settings import schema
+from shardmill.config_schema import schema
 
 _HEAD = """# Settings
 

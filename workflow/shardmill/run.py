@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from shardmill import __version__
+from shardmill.config_schema import typed
 from shardmill.digests import UNKNOWN, InputDigests, input_digests
 from shardmill.errors import DataError, ShardmillError
 from shardmill.files import read_json, write_json
@@ -24,7 +25,7 @@ from shardmill.identity import build_id, build_identity
 from shardmill.order import places
 from shardmill.paths import BuildPaths
 from shardmill.plan import Plan, make_plan
-from shardmill.settings import Settings, layered, resolve, typed
+from shardmill.settings import Settings, layered, resolve
 
 _VERSIONS = ("snakemake", "pyarrow", "duckdb", "transformers", "tokenizers", "boto3")
 

@@ -6,7 +6,6 @@ keys; what the dataclasses add are Python types, and the contradictions between 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -14,10 +13,10 @@ from typing import Any
 
 import yaml
 
+from shardmill import config_schema
 from shardmill.errors import SettingsError
 
 WORKFLOW = Path(__file__).resolve().parent.parent
-SCHEMA = WORKFLOW / "schemas" / "config.schema.yaml"
 DEFAULT_CONFIG = WORKFLOW.parent / "config" / "config.yaml"
 CHECKS = WORKFLOW / "checks"
 
@@ -180,9 +179,9 @@ def resolve(config: Mapping[str, Any]) -> Settings:
 
     Raises SettingsError, which names the key, for the first thing that is wrong.
     """
-    plain = _plain(config)
-    _check_schema(plain)
-    filled = _with_defaults(plain, schema())
+    given = config_schema.plain(config)
+    config_schema.check(given)
+    filled = config_schema.with_defaults(given, config_schema.schema())
     if isinstance(filled["dataset"]["path"], str):
         filled["dataset"]["path"] = [filled["dataset"]["path"]]
     servers = filled["servers"]
@@ -194,35 +193,6 @@ def resolve(config: Mapping[str, Any]) -> Settings:
     return settings
 
 
-def typed(command_line: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of Snakemake's --config as what they say: it hands over `{"limit": 200}` as texts."""
-    values: dict[str, Any] = _typed(_plain(command_line), schema())
-    return values
-
-
-def _typed(value: Any, node: Mapping[str, Any]) -> Any:
-    if isinstance(value, dict):
-        keys, others = node.get("properties", {}), node.get("additionalProperties") or {}
-        return {key: _typed(item, keys.get(key, others)) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_typed(item, node.get("items", {})) for item in value]
-    if not isinstance(value, str):
-        return value
-    try:
-        said = yaml.safe_load(value)
-    except yaml.YAMLError:
-        return value
-    kinds = node.get("type", [])
-    takes_text = "enum" in node or "string" in ([kinds] if isinstance(kinds, str) else kinds)
-    return value if takes_text and said is not None else said
-
-
-@functools.cache
-def schema() -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load(SCHEMA.read_text())
-    return loaded
-
-
 def known_checks(checks_dir: str | None) -> set[str]:
     """Names of all checks: a check is a .sql file, and its name is the file's."""
     folders = [CHECKS, *([Path(checks_dir)] if checks_dir else [])]
@@ -232,49 +202,6 @@ def known_checks(checks_dir: str | None) -> set[str]:
 def _section(kind: type, values: dict[str, Any]) -> Any:
     frozen = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
     return kind(**{field.name: frozen[field.name] for field in fields(kind)})
-
-
-def _check_schema(config: dict[str, Any]) -> None:
-    import jsonschema
-
-    validator = jsonschema.Draft202012Validator(schema())
-    errors = sorted(validator.iter_errors(config), key=lambda error: [str(part) for part in error.absolute_path])
-    if not errors:
-        return
-    error = errors[0]
-    where = ".".join(str(part) for part in error.absolute_path)
-    if error.validator == "additionalProperties":
-        known = error.schema.get("properties", {})
-        unknown = next(key for key in error.instance if key not in known)
-        key = f"{where}.{unknown}" if where else str(unknown)
-        raise SettingsError(f"Unknown setting {key}: {_nearest(str(unknown), known)}.")
-    if error.validator == "pattern":
-        # The value may hold a password, as a URL can: say what it must be like, not what it is.
-        raise SettingsError(f"Setting {where} is wrong: it must be {error.schema['x-form']}.")
-    description = error.schema.get("description", "") if isinstance(error.schema, dict) else ""
-    raise SettingsError(f"Setting {where or '(the whole config)'} is wrong: {error.message}. {description}".rstrip())
-
-
-def _nearest(unknown: str, known: Mapping[str, Any]) -> str:
-    import difflib
-
-    close = difflib.get_close_matches(unknown, list(known), n=1)
-    if close:
-        return f"did you mean {close[0]}"
-    return "known here are " + ", ".join(sorted(known))
-
-
-def _with_defaults(config: Any, node: dict[str, Any]) -> Any:
-    if "properties" not in node:
-        return config
-    return {
-        key: _with_defaults(config[key] if key in config else _copy(child["default"]), child)
-        for key, child in node["properties"].items()
-    }
-
-
-def _copy(value: Any) -> Any:
-    return dict(value) if isinstance(value, dict) else list(value) if isinstance(value, list) else value
 
 
 def _refuse_contradictions(settings: Settings) -> None:
@@ -299,13 +226,13 @@ def _refuse_contradictions(settings: Settings) -> None:
     checks_dir = settings.quality.checks_dir
     if checks_dir is not None and not Path(checks_dir).is_dir():
         raise SettingsError(f"Setting quality.checks_dir names {checks_dir}, which is not a folder.")
-    checks = known_checks(checks_dir)
+    checks = dict.fromkeys(known_checks(checks_dir))
     for name in settings.quality.limits:
         if name not in checks:
-            raise SettingsError(f"Unknown check quality.limits.{name}: {_nearest(name, dict.fromkeys(checks))}.")
+            raise SettingsError(f"Unknown check quality.limits.{name}: {config_schema.nearest(name, checks)}.")
     for name in settings.quality.override:
         if name != "all" and name not in checks:
-            raise SettingsError(f"Unknown check {name} in quality.override: {_nearest(name, dict.fromkeys(checks))}.")
+            raise SettingsError(f"Unknown check {name} in quality.override: {config_schema.nearest(name, checks)}.")
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -331,12 +258,3 @@ def _overlay(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         else:
             merged[key] = value
     return merged
-
-
-def _plain(value: Any) -> Any:
-    """JSON types only: Snakemake hands over mappings and tuples of its own."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
