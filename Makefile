@@ -40,7 +40,7 @@ soak: $(VENV)/.dev
 # A real SGLang on this CPU, in the folder that SHARDMILL_SGLANG names (made there when it is empty).
 test-sglang: $(VENV)/.dev
 	@test -n "$$SHARDMILL_SGLANG" || { echo "Set SHARDMILL_SGLANG to a folder made by sglang-cpu/install.sh."; exit 2; }
-	$(HERE) python -m pytest tests/test_real_sglang.py
+	$(HERE) python -m pytest tests/test_real_sglang.py tests/test_real_sglang_prompts.py
 
 sglang-venv: envs/sglang.lock
 	$(PYTHON) -m venv .venv-sglang
