@@ -29,6 +29,7 @@ from shardmill.fleet.runlock import acquire
 from shardmill.generate.journal import open_journal
 from shardmill.paths import BuildPaths, shard_name
 from shardmill.plan import make_plan
+from shardmill.quality.run import check_build, check_pilot
 from shardmill.schemas import COMPLETIONS, read_rows, write_table
 from shardmill.settings import Settings
 from shardmill.status import rows, trends
@@ -188,6 +189,34 @@ def stages(status: Status) -> tuple[int, int, int, int, int]:
     shards = status.shards
     assert shards.all == shards.published + shards.answered + shards.generating + shards.begun + shards.waiting
     return shards.published, shards.answered, shards.generating, shards.begun, shards.waiting
+
+
+def test_what_was_asked_again_is_told_by_files_and_by_jobs_at_work(tmp_path: Path) -> None:
+    """A finished shard's file tells on any machine; its job's progress, which says the same, is not counted twice."""
+    settings, build = build_of(tmp_path, [])
+    names = [shard_name(index, SHARDS) for index in range(SHARDS)]
+    effort = {"cut_at_stop": 3, "degenerate": {"repetition": 1}, "faults": {"reset": 4}}
+    made = MadeBuild(build.root, settings, shards=SHARDS, effort=effort)
+    made.write([good(number) for number in range(12)])
+    for shard in names[2:]:
+        unmake(build, shard)
+    write_json(build.progress(names[0]), progress_of(names[0], state="done", **effort))
+    write_json(build.progress(names[2]), progress_of(names[2], faults={"timed_out": 1}, cut_at_stop=1))
+    with acquire(build.lock):
+        status = gather(settings, build)
+    assert (status.cut_at_stop, status.degenerate) == (7, {"repetition": 2})
+    assert status.faults == {"reset": 8, "timed_out": 1}
+    text = shardmill("status", "--build", str(build.root))
+    assert "7 went on after their stop token" in text
+    assert "asked again: 2 repetition; server faults, all tried again: 8 reset, 1 timed out" in text
+
+
+def test_a_pilot_of_few_rows_is_not_called_passed(tmp_path: Path) -> None:
+    settings, build = build_of(tmp_path, [good(number) for number in range(8)])
+    check_pilot(build, settings, [shard_name(0, SHARDS)])
+    assert "pilot no verdict: too few rows, build not checked yet" in shardmill("status", "--build", str(build.root))
+    check_build(build, settings)
+    assert gather(settings, build).verdict.build == "passed"
 
 
 def test_before_anything_was_made(tmp_path: Path) -> None:

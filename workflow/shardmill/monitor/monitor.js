@@ -264,8 +264,11 @@ function showFailures({ failures }) {
   );
 }
 
-function showFacts({ root, model, run, prompts, store, verdict, faults, fleet }) {
-  const passed = (value) => (value === null ? "not checked yet" : value ? "passed" : "not passed");
+const VERDICTS = { passed: "passed", failed: "not passed", none: "no verdict: too few rows" };
+
+function showFacts({ root, model, run, prompts, store, verdict, faults, degenerate, cut_at_stop, fleet }) {
+  const passed = (value) => VERDICTS[value] ?? "not checked yet";
+  const kinds = (counts) => Object.entries(counts).map(([kind, count]) => `${number(count)} ${kind.replaceAll("_", " ")}`).join(", ") || "none";
   const where = store.where === null ? "none: shards stay on this machine" : store.where + (store.offline ? " (offline)" : `, ${bytes(store.published_bytes)}`);
   const facts = [
     ["folder", root],
@@ -274,7 +277,9 @@ function showFacts({ root, model, run, prompts, store, verdict, faults, fleet })
     ["cut at the length limit", share(prompts.cut_share, 1)],
     ["reused from other builds", number(prompts.reused)],
     ["checks", `pilot ${passed(verdict.pilot)}, build ${passed(verdict.build)}` + (verdict.failed_checks.length ? `; not met: ${verdict.failed_checks.join(", ")}` : "")],
-    ["server faults, tried again", Object.entries(faults).map(([kind, count]) => `${number(count)} ${kind}`).join(", ") || "none"],
+    ["server faults, tried again", kinds(faults)],
+    ["answers of no use, asked again", kinds(degenerate)],
+    ["answers cut at their stop token", number(cut_at_stop)],
     ["store", where],
   ];
   $("facts").querySelector("dl").replaceChildren(...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from shardmill.effort import Effort
 from shardmill.files import read_json
 from shardmill.fleet import history, runlock
 from shardmill.fleet.gpus import Gpu
@@ -21,11 +21,10 @@ from shardmill.paths import BuildPaths
 from shardmill.settings import Settings
 from shardmill.status import outlook, servers, trends
 from shardmill.status.failures import ExampleCache, failed_of, failures
-from shardmill.status.model import DatasetUse, Fleet, Prompts, RunNow, Shards, Status, Store, Trend, Verdict
+from shardmill.status.model import DatasetUse, Fleet, Prompts, RunNow, Shards, Status, Trend, Verdict
 from shardmill.status.rows import RowsCache, ShardRows, Span, by_server, curves, work
+from shardmill.status.s3 import store_now
 from shardmill.status.shards import Here, ManifestCache, ShardNow, Stage, last_uploads, look, read_plan
-from shardmill.store.manifest import root_key, uses_store
-from shardmill.store.uploads import Upload
 
 _GOING = Stage.GENERATING
 _TREND_S = 24 * 3600.0  # of a fleet's history
@@ -74,11 +73,11 @@ class Gatherer:
             outlook=outlook.outlook(settings, shards, done, prompts, pace, fleet, run.at_work, now),
             fleet=fleet,
             other_gpus=servers.other_gpus(fleet, seen),
-            store=_store(settings, build, shards, last_uploads(build, here), now),
+            store=store_now(settings, build, shards, last_uploads(build, here), now),
             dataset=_dataset(settings, facts.get("counts") or {}, prompts),
             verdict=_verdict(build),
             failures=failures(build, shards, done, self._examples),
-            faults=_faults(shards),
+            **_effort(shards, done).as_dict(),
             trends=moving,
             warnings=(*_warnings(run, fleet, stages, now), *(trend.warning for trend in moving if trend.warning)),
         )
@@ -181,43 +180,6 @@ def _not_reached(done: Mapping[str, ShardRows], by_shard: Mapping[str, int]) -> 
     return sum(max(0, by_shard[name] - rows.rows) for name, rows in done.items() if name in by_shard)
 
 
-def _store(
-    settings: Settings, build: BuildPaths, shards: Sequence[ShardNow], uploads: Sequence[Upload], now: float
-) -> Store:
-    s3 = settings.s3
-    where = f"s3://{s3.bucket}/{root_key(s3, build.name)}" if s3.bucket is not None else None
-    used = uses_store(s3)
-    published = [shard.manifest for shard in shards if shard.manifest is not None] if used else []
-    size = sum(item.size for manifest in published for item in manifest.objects)
-    behind = [shard for shard in shards if shard.stage is Stage.ANSWERED] if used else []
-    price = settings.cost.usd_per_gb_month
-    return Store(
-        where=where,
-        offline=s3.offline,
-        published_shards=len(published),
-        published_bytes=size,
-        behind_shards=len(behind),
-        behind_bytes=sum(shard.bytes_here for shard in behind),
-        behind_s=max((now - shard.answered_at for shard in behind if shard.answered_at is not None), default=None),
-        upload_s=_median([upload.seconds for upload in uploads]),
-        upload_bytes_per_s=_rate(uploads),
-        lag_s=_median([upload.behind_s for upload in uploads]),
-        last_published=max(
-            (datetime.fromisoformat(manifest.created_at).timestamp() for manifest in published), default=None
-        ),
-        usd_per_month=None if price is None else size / 1e9 * price,
-    )
-
-
-def _median(values: Sequence[float]) -> float | None:
-    return statistics.median(values) if values else None
-
-
-def _rate(uploads: Sequence[Upload]) -> float | None:
-    seconds = sum(upload.seconds for upload in uploads)
-    return sum(upload.bytes for upload in uploads) / seconds if seconds else None
-
-
 def _dataset(settings: Settings, counts: Mapping[str, Any], prompts: Prompts) -> DatasetUse:
     return DatasetUse(
         records=counts.get("records"),
@@ -237,10 +199,17 @@ def _verdict(build: BuildPaths) -> Verdict:
     pilot, whole = _report(build.pilot_report), _report(build.quality_report)
     latest = whole or pilot or {"checks": []}
     return Verdict(
-        pilot=pilot["passed"] if pilot else None,
-        build=whole["passed"] if whole else None,
+        pilot=_said(pilot),
+        build=_said(whole),
         failed_checks=tuple(check["name"] for check in latest["checks"] if check["passed"] is False),
     )
+
+
+def _said(report: Mapping[str, Any] | None) -> str | None:
+    """A report of an earlier version has no verdict in a word."""
+    if report is None:
+        return None
+    return str(report.get("verdict") or ("passed" if report["passed"] else "failed"))
 
 
 def _report(path: Path) -> dict[str, Any] | None:
@@ -251,11 +220,16 @@ def _report(path: Path) -> dict[str, Any] | None:
     return report
 
 
-def _faults(shards: Sequence[ShardNow]) -> dict[str, int]:
-    faults: Counter[str] = Counter()
+def _effort(shards: Sequence[ShardNow], done: Mapping[str, ShardRows]) -> Effort:
+    """By a finished shard's file, wherever it was made; by its job's own count while there is none."""
+    whole = Effort()
     for shard in shards:
-        faults.update(shard.progress["faults"] if shard.progress is not None else {})
-    return dict(faults.most_common())
+        rows = done.get(shard.name)
+        if rows is not None and rows.effort is not None:
+            whole.add(rows.effort.as_dict())
+        elif shard.progress is not None:
+            whole.add(shard.progress)
+    return whole
 
 
 def _trends(home: Home, run: RunNow, now: float, spans: Sequence[Span]) -> tuple[Trend, ...]:

@@ -208,10 +208,10 @@ class DatasetUse:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the checks said last; None where they have not been made."""
+    """What the checks said last: 'passed', 'failed' or 'none' (too few rows for a verdict); None: not made."""
 
-    pilot: bool | None
-    build: bool | None
+    pilot: str | None
+    build: str | None
     failed_checks: tuple[str, ...]
 
 
@@ -251,7 +251,9 @@ class Status:
     dataset: DatasetUse
     verdict: Verdict
     failures: tuple[Failure, ...]
-    faults: dict[str, int]  # of servers, as the jobs met them
+    faults: dict[str, int]  # of servers, all tried again
+    degenerate: dict[str, int]  # answers of no use, by kind, asked again
+    cut_at_stop: int  # answers that went on after their stop token, cut there
     trends: tuple[Trend, ...]
     warnings: tuple[str, ...]
 

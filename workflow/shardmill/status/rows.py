@@ -6,7 +6,10 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from shardmill.catalog import connect
+from shardmill.effort import Effort, read_efforts
 from shardmill.errors import DataError
 from shardmill.paths import BuildPaths
 from shardmill.status.shards import Stamp
@@ -49,6 +52,7 @@ class ShardRows:
     prompt_tokens: int = 0
     failed: dict[str, int] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
+    effort: Effort | None = None  # None: a file of an earlier version, which doesn't tell
 
 
 class RowsCache:
@@ -77,7 +81,9 @@ def _read(build: BuildPaths, shards: list[str]) -> dict[str, ShardRows]:
             _narrow(connection)
             _totals(connection, found)
             _times(connection, found)
-    except duckdb.Error as error:
+        for shard, effort in read_efforts(build.completions(shard) for shard in shards).items():
+            found[shard].effort = effort
+    except (duckdb.Error, OSError, pa.ArrowInvalid) as error:
         line = " ".join(str(error).split())[:300]
         raise DataError(
             f"Completions in {build.root} cannot be read ({line}): "

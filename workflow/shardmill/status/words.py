@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 
 from shardmill.fleet.show import duration
@@ -40,14 +40,12 @@ def _shards(status: Status) -> str:
     parts = [f"{shards.published:,} of {shards.all:,} finished"]
     if shards.restored or shards.to_restore:
         parts.append(f"{shards.restored:,} of them restored from S3 (of {shards.to_restore:,} to restore)")
-    for count, what in (
+    parts += _counted(
         (shards.answered, "answered, not published yet"),
         (shards.generating, "generating"),
         (shards.begun, "begun and stopped"),
         (shards.waiting, "waiting"),
-    ):
-        if count:
-            parts.append(f"{count:,} {what}")
+    )
     return ", ".join(parts)
 
 
@@ -55,17 +53,14 @@ def _prompts(status: Status) -> str:
     prompts = status.prompts
     total = "an unknown number" if prompts.all is None else f"{prompts.all:,}"
     share = "" if status.dataset.answered_share is None else f" ({status.dataset.answered_share:.1%})"
-    parts = [f"{prompts.ok:,} of {total} answered{share}"]
-    for count, what in (
+    parts = _counted(
         (prompts.failed, "failed"),
         (prompts.not_reached, "not reached, after a failed turn"),
         (prompts.reused, "reused from other builds"),
         (prompts.in_flight, "in flight"),
-        (prompts.left or 0, "left"),
-    ):
-        if count:
-            parts.append(f"{count:,} {what}")
-    return ", ".join(parts)
+        (prompts.left, "left"),
+    )
+    return ", ".join([f"{prompts.ok:,} of {total} answered{share}", *parts])
 
 
 def _speed(status: Status) -> str:
@@ -105,8 +100,12 @@ def _answers(status: Status) -> str:
     parts = [f"mean {prompts.mean_tokens:,.0f} tokens, {prompts.tokens:,} in all"]
     if prompts.cut_share is not None:
         parts.append(f"{prompts.cut_share:.1%} cut at the length limit")
+    if status.cut_at_stop:
+        parts.append(f"{status.cut_at_stop:,} went on after their stop token and were cut there")
+    if status.degenerate:
+        parts.append(f"of no use and asked again: {_kinds(status.degenerate)}")
     if status.faults:
-        parts.append("server faults, all tried again: " + ", ".join(f"{n} {kind}" for kind, n in status.faults.items()))
+        parts.append(f"server faults, all tried again: {_kinds(status.faults)}")
     return "; ".join(parts)
 
 
@@ -159,25 +158,32 @@ def _dataset(status: Status) -> str:
     use = status.dataset
     if use.records is None:
         return "not read yet"
-    parts = [f"{use.records:,} records"]
-    for count, what in (
+    parts = _counted(
         (use.joined, "joined with others (rejoin)"),
         (use.duplicates, "duplicates (dedupe)"),
         (use.beyond_limit, "beyond the limit (limit)"),
         (use.rejected, "rejected"),
-    ):
-        if count:
-            parts.append(f"- {count:,} {what}")
+    )
     prompts = "" if use.prompts is None else f" = {use.prompts:,} prompts (turns: {use.turns})"
-    rejected = ", ".join(f"{reason} {count:,}" for reason, count in use.rejected_by_reason.items())
-    return " ".join(parts) + f" = {use.conversations:,} conversations{prompts}" + (f"; {rejected}" if rejected else "")
+    lost = "".join(f" - {part}" for part in parts)
+    rejected = f"; {_kinds(use.rejected_by_reason)}" if use.rejected_by_reason else ""
+    return f"{use.records:,} records{lost} = {use.conversations:,} conversations{prompts}{rejected}"
 
 
 def _checks(status: Status) -> str:
     verdict = status.verdict
-    words = {True: "passed", False: "not passed", None: "not checked yet"}
+    words = {"passed": "passed", "failed": "not passed", "none": "no verdict: too few rows", None: "not checked yet"}
     failed = f"; not met: {', '.join(verdict.failed_checks)}" if verdict.failed_checks else ""
     return f"pilot {words[verdict.pilot]}, build {words[verdict.build]}{failed}"
+
+
+def _counted(*counts: tuple[int | None, str]) -> list[str]:
+    """A phrase for each count that there is something of."""
+    return [f"{count:,} {what}" for count, what in counts if count]
+
+
+def _kinds(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in counts.items())
 
 
 def _clock(moment: float) -> str:
