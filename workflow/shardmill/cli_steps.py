@@ -6,11 +6,14 @@ import logging
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
-from shardmill.errors import ShardmillError
+from shardmill import halt
+from shardmill.errors import ShardError, ShardmillError
 from shardmill.files import read_json
+from shardmill.fleet import runlock
 from shardmill.paths import BuildPaths
 from shardmill.settings import Settings, resolve
 
@@ -19,9 +22,24 @@ from shardmill.settings import Settings, resolve
 class Job:
     build: BuildPaths
     settings: Settings
+    run: dict[str, Any] | None  # who holds the build's lock; None for a step by hand
 
 
-@click.group()
+class _Steps(click.Group):
+    """A step that fails halts its run, unless it is its own shard's trouble alone."""
+
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except (click.ClickException, click.exceptions.Exit, ShardError):
+            raise
+        except Exception as error:
+            if isinstance(context.obj, Job):
+                halt.ask(context.obj.build, context.obj.run, str(error))
+            raise
+
+
+@click.group(cls=_Steps)
 @click.option("--build", "root", type=click.Path(path_type=Path), required=True, help="The build's folder.")
 @click.option("--log", "log", type=click.Path(path_type=Path), default=None, help="Where the job's log goes.")
 @click.pass_context
@@ -31,7 +49,7 @@ def step(context: click.Context, root: Path, log: Path | None) -> None:
     _log_to(log)
     if not build.settings.exists():
         raise ShardmillError(f"{build.settings} is missing: start this step by a run of snakemake, not by hand.")
-    context.obj = Job(build, resolve(read_json(build.settings)))
+    context.obj = Job(build, resolve(read_json(build.settings)), runlock.holder(build.lock))
 
 
 @step.command()

@@ -96,6 +96,11 @@ class BuildPaths:
         return self.run / "lock"
 
     @property
+    def halt(self) -> Path:
+        """Why the run at work or the last one starts no more jobs (halt.py)."""
+        return self.run / "halt.json"
+
+    @property
     def settings(self) -> Path:
         """The settings that the build last ran with, resolved, as JSON."""
         return self.run / "settings.json"

@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
-from shardmill import __version__
+from shardmill import __version__, halt
 from shardmill.config_schema import typed
 from shardmill.digests import UNKNOWN, InputDigests, input_digests
 from shardmill.errors import DataError, ShardmillError
@@ -74,6 +74,7 @@ class Run:
         self.plan.save(build.plan)
         _write_build_json(build, self.identity)
         _point_latest(build)
+        halt.watch(build)
 
     def _stale_verdicts(self) -> list[Path]:
         """Verdicts about shards that this run makes again: it may be killed before it judges them anew."""
@@ -97,6 +98,9 @@ class Run:
         )
 
     def failed(self) -> None:
+        why = halt.reason(self.build)
+        if why is not None:
+            sys.stderr.write(f"No more jobs were started: {why}\n")
         sys.stderr.write(
             f"Build {self.build.name} stopped; what is finished is kept, and the next run goes on from there. "
             f"Its logs are in {self.build.logs}.\n"

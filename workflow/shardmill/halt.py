@@ -1,0 +1,48 @@
+"""A job's word to its run: start nothing more, since every other job would fail as this one did.
+
+The workflow goes on when a job fails (`keep-going` in profiles/default): one that was killed, or whose shard has a
+prompt that no server survives, is no reason to leave all other shards undone over a weekend. But with no server left, a
+wrong key or a full disk, 1,828 jobs would find that out one after another. Such a job leaves its reason in a file, and
+the run, which may be on another machine, then starts no other job and lets those at work end, as it does on SIGTERM.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+from shardmill.files import read_json, write_json
+from shardmill.fleet import runlock
+from shardmill.paths import BuildPaths
+
+_LOOK_S = 1.0
+
+
+def ask(build: BuildPaths, run: dict[str, Any] | None, why: str) -> None:
+    """From a job that `run` (who held the build's lock when it began) has started. Nothing where that run is over."""
+    if run is not None and runlock.holder(build.lock) == run:
+        write_json(build.halt, {"why": why})
+
+
+def reason(build: BuildPaths) -> str | None:
+    """Why a job asked its run to halt; None when none did."""
+    try:
+        return str(read_json(build.halt)["why"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def watch(build: BuildPaths) -> None:
+    """For the run itself, once it holds the lock: looks out for such a word as long as the process lives."""
+    build.halt.unlink(missing_ok=True)
+    threading.Thread(target=_watch, args=(build,), daemon=True, name="halt").start()
+
+
+def _watch(build: BuildPaths) -> None:
+    while not build.halt.exists():
+        time.sleep(_LOOK_S)
+    if callable(signal.getsignal(signal.SIGTERM)):  # Snakemake's: it starts no more jobs, and waits for those at work
+        os.kill(os.getpid(), signal.SIGTERM)
