@@ -374,6 +374,11 @@ def test_drift_is_warned_of_where_it_is(tmp_path: Path) -> None:
             with home.history.open("a") as stream:
                 stream.write(json.dumps(line) + "\n")
         status = gather(settings, build)
+        text, values = shardmill("status", "--build", str(build.root)), status_json(build)
+    assert values["warnings"] == list(status.warnings)
+    assert all(f"Warning: {warning}" in text for warning in status.warnings)
+    moved = next(line for line in text.splitlines() if line.startswith("gpu-0") and "→" in line)
+    assert moved.split()[1:5] == ["2.68", "→", "1.96", "-27%"]
     warned = {(trend.what, trend.server) for trend in status.trends if trend.warning}
     assert warned == {("accept length", "gpu-0"), ("tokens/s", "gpu-0"), ("memory", "gpu-1")}
     assert sum("fell from" in warning or "may leak" in warning for warning in status.warnings) == 3
@@ -416,6 +421,24 @@ def test_the_length_of_a_union(pairs: list[tuple[int, int]]) -> None:
     intervals = [(float(start), float(start + length)) for start, length in pairs]
     covered = {second for start, length in pairs for second in range(start, start + length)}
     assert rows.union_length(intervals) == len(covered)
+
+
+def test_failures_and_estimates_are_in_text_and_in_json(tmp_path: Path) -> None:
+    _, build = build_of(tmp_path, [*(good(number) for number in range(11)), failed(11, "empty")])
+    values, text = status_json(build), shardmill("status", "--build", str(build.root))
+    (failure,) = values["failures"]
+    assert failure["reason"] == "empty" and failure["rows"] == 1
+    for said in ("1 failed: empty", failure["meaning"], failure["examples"][0]["prompt"]):
+        assert said in text
+    estimated, actual = values["outlook"]["estimated"], values["outlook"]["actual"]
+    for name, form in (
+        ("usd", "${:,.2f}"),
+        ("server_hours", "{:,.2f}"),
+        ("mean_tokens", "{:,.0f}"),
+        ("tokens", "{:,.0f}"),
+    ):
+        pair = " ".join(form.format(figures[name]) for figures in (estimated, actual))
+        assert any(" ".join(line.split()).endswith(pair) for line in text.splitlines()), (name, pair)
 
 
 def test_json_holds_every_part_and_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

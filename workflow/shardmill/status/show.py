@@ -16,6 +16,7 @@ from shardmill.status.words import lines
 
 _COLOURS = {"ready": "green", "refused": "red", "failed": "red"}
 _BLOCKS = "▁▂▃▄▅▆▇█"
+_CURVE = 16  # characters of a curve
 _GIB = 1 << 30
 
 
@@ -37,7 +38,7 @@ def render(status: Status, out: Console) -> RenderableType:
     if status.failures:
         parts += [Text(), *_failures(status.failures)]
     if status.trends:
-        parts += [Text(), _trends(status.trends)]
+        parts += [Text(), _trends(status.trends, out)]
     return Group(*parts)
 
 
@@ -138,27 +139,34 @@ def _failures(failures: tuple[Failure, ...]) -> Iterator[RenderableType]:
         yield line
         for example in failure.examples:
             prompt = f': "{example.prompt}"' if example.prompt else ""
-            text = f"{example.shard}, {example.conversation_id[:16]} turn {example.turn}, {example.attempts} attempts"
+            tries = "1 attempt" if example.attempts == 1 else f"{example.attempts} attempts"
+            text = f"{example.shard}, {example.conversation_id[:16]} turn {example.turn}, {tries}"
             yield Padding(Text(text + prompt), (0, 0, 0, 2))
 
 
-def _trends(trends: tuple[Trend, ...]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("over the hours", "server"):
-        table.add_column(name)
-    for name in ("first", "last", "change"):
-        table.add_column(name, justify="right")
-    table.add_column("")
-    for trend in trends:
-        table.add_row(
-            trend.what,
-            trend.server,
-            _value(trend.what, trend.first),
-            _value(trend.what, trend.last),
-            Text(f"{trend.change:+.0%}", style="yellow" if trend.warning else ""),
-            Text(_spark(trend), no_wrap=True),
-        )
+def _trends(trends: tuple[Trend, ...], out: Console) -> Table:
+    """A row a server; without the curves where they don't fit. What warns is coloured, and said above the servers."""
+    whole = _trend_table(trends, curves=True)
+    fits = Measurement.get(out, out.options.update(max_width=1000), whole).maximum <= out.width
+    return whole if fits else _trend_table(trends, curves=False)
+
+
+def _trend_table(trends: tuple[Trend, ...], curves: bool) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("over the hours")
+    kinds = list(dict.fromkeys(trend.what for trend in trends))
+    for kind in kinds:
+        table.add_column(kind, no_wrap=True)
+    for server in dict.fromkeys(trend.server for trend in trends):
+        moved = {trend.what: trend for trend in trends if trend.server == server}
+        table.add_row(server, *(_moved(moved[kind], curves) if kind in moved else Text("-") for kind in kinds))
     return table
+
+
+def _moved(trend: Trend, curve: bool) -> Text:
+    first, last = _value(trend.what, trend.first), _value(trend.what, trend.last)
+    text = f"{first} → {last} {round(trend.change, 2) + 0.0:+.0%}"  # + 0.0: there is no -0%
+    return Text(f"{text} {_spark(trend)}" if curve else text, style="yellow" if trend.warning else "")
 
 
 def _value(what: str, value: float) -> str:
@@ -168,7 +176,7 @@ def _value(what: str, value: float) -> str:
 def _spark(trend: Trend) -> str:
     """The curve in block characters, from zero to its highest value."""
     most = max(point.value for point in trend.points)
-    step = max(1, len(trend.points) // 30)
+    step = -(-len(trend.points) // _CURVE)
     return "".join(_BLOCKS[min(7, int(8 * point.value / most))] if most else " " for point in trend.points[::step])
 
 

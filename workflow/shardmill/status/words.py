@@ -162,12 +162,11 @@ def _dataset(status: Status) -> str:
         (use.joined, "joined with others (rejoin)"),
         (use.duplicates, "duplicates (dedupe)"),
         (use.beyond_limit, "beyond the limit (limit)"),
-        (use.rejected, "rejected"),
+        (use.rejected, f"rejected ({_kinds(use.rejected_by_reason)})"),
     )
     prompts = "" if use.prompts is None else f" = {use.prompts:,} prompts (turns: {use.turns})"
     lost = "".join(f" - {part}" for part in parts)
-    rejected = f"; {_kinds(use.rejected_by_reason)}" if use.rejected_by_reason else ""
-    return f"{use.records:,} records{lost} = {use.conversations:,} conversations{prompts}{rejected}"
+    return f"{use.records:,} records{lost} = {use.conversations:,} conversations{prompts}"
 
 
 def _checks(status: Status) -> str:
