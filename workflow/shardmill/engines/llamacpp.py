@@ -7,36 +7,30 @@ ids alone; the audit cuts an answer at any other stop id.
 from __future__ import annotations
 
 import re
-import uuid
-from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
 
 from shardmill.engines import http
+from shardmill.engines.alike import HttpEngine, first
 from shardmill.engines.base import (
     Answer,
     Fault,
     PromptRefused,
     Refusal,
     Request,
-    SamplingParams,
     ServerFault,
     ServerInfo,
     ServerLoad,
 )
 from shardmill.engines.prometheus import mean, total
-from shardmill.errors import SetupFault
 
 _FINISH = {"eos": "stop", "word": "stop", "limit": "length"}
 _TOO_LONG = re.compile(r"exceed_context_size|exceeds the available context|too (long|large) .*context", re.IGNORECASE)
 
 
-class LlamaCpp:
+class LlamaCpp(HttpEngine):
     name = "llamacpp"
-
-    def __init__(self, api_key: str | None = None) -> None:
-        self._key = api_key
 
     async def generate(self, session: aiohttp.ClientSession, url: str, request: Request, timeout_s: float) -> Answer:
         reply = await http.call(
@@ -50,16 +44,9 @@ class LlamaCpp:
     async def abort(self, session: aiohttp.ClientSession, url: str, request_id: str) -> None:
         """Nothing to ask for: llama.cpp drops a request when its connection closes."""
 
-    async def health(self, session: aiohttp.ClientSession, url: str, timeout_s: float = 25.0) -> bool:
-        try:
-            reply = await http.call(session, "GET", f"{url}/health", timeout_s=timeout_s, api_key=self._key)
-        except ServerFault:
-            return False
-        return reply.status == 200
-
     async def info(self, session: aiohttp.ClientSession, url: str, timeout_s: float = 10.0) -> ServerInfo:
         props = await self._get(session, url, "/props", timeout_s)
-        model = _first((await self._get_if_there(session, url, "/v1/models", timeout_s)).get("data"))
+        model = first((await self._get_if_there(session, url, "/v1/models", timeout_s)).get("data"))
         meta = model.get("meta")
         settings = props.get("default_generation_settings")
         name = model.get("id") or props.get("model_path")
@@ -86,28 +73,6 @@ class LlamaCpp:
             tokens_per_s=total(text, "llamacpp:predicted_tokens_seconds"),
             accept_length=None,
         )
-
-    async def probe(
-        self,
-        session: aiohttp.ClientSession,
-        url: str,
-        prompt_ids: Sequence[int] = (0, 1, 2),
-        timeout_s: float = 60.0,
-    ) -> Answer:
-        sampling = SamplingParams(temperature=0.0, top_p=1.0, top_k=-1, min_p=0.0, stop_token_ids=())
-        request = Request(f"probe-{uuid.uuid4().hex}", prompt_ids, 2, sampling)
-        return await self.generate(session, url, request, timeout_s)
-
-    async def _get(self, session: aiohttp.ClientSession, url: str, path: str, timeout_s: float) -> dict[str, Any]:
-        return await http.get_object(session, url, path, timeout_s, self._key)
-
-    async def _get_if_there(
-        self, session: aiohttp.ClientSession, url: str, path: str, timeout_s: float
-    ) -> dict[str, Any]:
-        try:
-            return await self._get(session, url, path, timeout_s)
-        except (ServerFault, SetupFault):
-            return {}  # only adds detail to what /props has
 
 
 def _payload(request: Request) -> dict[str, Any]:
@@ -181,7 +146,3 @@ def _answer(reply: http.Reply) -> Answer:
         accept_length=None,
         latency_s=reply.seconds,
     )
-
-
-def _first(value: Any) -> dict[str, Any]:
-    return value[0] if isinstance(value, list) and value and isinstance(value[0], dict) else {}

@@ -6,13 +6,12 @@ Bodies and statuses: ../shared/golden and ../shared/facts/sglang.md (section 2),
 from __future__ import annotations
 
 import re
-import uuid
-from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
 
 from shardmill.engines import http
+from shardmill.engines.alike import HttpEngine, first
 from shardmill.engines.base import (
     Answer,
     Fault,
@@ -25,7 +24,6 @@ from shardmill.engines.base import (
     ServerLoad,
 )
 from shardmill.engines.prometheus import mean, total
-from shardmill.errors import SetupFault
 
 _ABORT_S = 5.0
 _TOO_LONG = re.compile(r"longer than the model's context length|input.{0,40}exceeds the maximum", re.IGNORECASE)
@@ -43,11 +41,8 @@ _INPUT_MARGIN = 6
 _SLOTS = {"no_buffer": 3, "extra_buffer_lazy": 4, "extra_buffer": 5}
 
 
-class SGLang:
+class SGLang(HttpEngine):
     name = "sglang"
-
-    def __init__(self, api_key: str | None = None) -> None:
-        self._key = api_key
 
     async def generate(self, session: aiohttp.ClientSession, url: str, request: Request, timeout_s: float) -> Answer:
         payload = {
@@ -78,24 +73,17 @@ class SGLang:
         except ServerFault:
             return  # closing the connection aborts it as well; this only makes sure
 
-    async def health(self, session: aiohttp.ClientSession, url: str, timeout_s: float = 25.0) -> bool:
-        try:
-            reply = await http.call(session, "GET", f"{url}/health", timeout_s=timeout_s, api_key=self._key)
-        except ServerFault:
-            return False
-        return reply.status == 200
-
     async def info(self, session: aiohttp.ClientSession, url: str, timeout_s: float = 10.0) -> ServerInfo:
         server = await self._get(session, url, "/server_info", timeout_s)
         models = await self._get_if_there(session, url, "/v1/models", timeout_s)
-        state = _first(server.get("internal_states"))
+        state = first(server.get("internal_states"))
         running_cap = http.whole(state.get("effective_max_running_requests_per_dp"))
         requested_cap = http.whole(server.get("max_running_requests"))
         name = server.get("served_model_name") or server.get("model_path")
         return ServerInfo(
             model_name=name if isinstance(name, str) else None,
             vocab_size=http.whole(server.get("vocab_size")),
-            context=_context(server, _first(models.get("data"))),
+            context=_context(server, first(models.get("data"))),
             running_cap=running_cap,
             requested_cap=requested_cap,
             cap_reason=_cap_reason(server, state, running_cap, requested_cap),
@@ -116,7 +104,7 @@ class SGLang:
                 accept_length=mean(text, "sglang:spec_accept_length") or None,  # 0 without speculation
             )
         # Started without --enable-metrics: the little that /server_info has.
-        state = _first((await self._get(session, url, "/server_info", timeout_s)).get("internal_states"))
+        state = first((await self._get(session, url, "/server_info", timeout_s)).get("internal_states"))
         return ServerLoad(
             running=None,
             queued=None,
@@ -125,28 +113,6 @@ class SGLang:
             tokens_per_s=http.number(state.get("last_gen_throughput")),
             accept_length=http.number(state.get("avg_spec_accept_length")),
         )
-
-    async def probe(
-        self,
-        session: aiohttp.ClientSession,
-        url: str,
-        prompt_ids: Sequence[int] = (0, 1, 2),
-        timeout_s: float = 60.0,
-    ) -> Answer:
-        sampling = SamplingParams(temperature=0.0, top_p=1.0, top_k=-1, min_p=0.0, stop_token_ids=())
-        request = Request(f"probe-{uuid.uuid4().hex}", prompt_ids, 2, sampling)
-        return await self.generate(session, url, request, timeout_s)
-
-    async def _get(self, session: aiohttp.ClientSession, url: str, path: str, timeout_s: float) -> dict[str, Any]:
-        return await http.get_object(session, url, path, timeout_s, self._key)
-
-    async def _get_if_there(
-        self, session: aiohttp.ClientSession, url: str, path: str, timeout_s: float
-    ) -> dict[str, Any]:
-        try:
-            return await self._get(session, url, path, timeout_s)
-        except (ServerFault, SetupFault):
-            return {}  # only adds detail to what /server_info has
 
 
 def _sampling(sampling: SamplingParams, max_new_tokens: int) -> dict[str, Any]:
@@ -255,7 +221,3 @@ def _cap_reason(
     if each > 1:
         lift += ", or disable-radix-cache (one slot a request)"
     return f"{slots} Mamba state slots // {each} a request = {slots // each}: {lift}"
-
-
-def _first(value: Any) -> dict[str, Any]:
-    return value[0] if isinstance(value, list) and value and isinstance(value[0], dict) else {}
