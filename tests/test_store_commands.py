@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,35 +12,25 @@ import yaml
 from click.testing import CliRunner, Result
 
 from s3proxy import s3_proxy
-from s3servers import BUCKET, KEY, SECRET, Server, moto_server, registry_server, store_settings
+from s3servers import BUCKET, Server, registry_server, store_settings
 from shardmill.cli import cli
 from shardmill.errors import ShardmillError, UsageError
 from shardmill.files import write_json
 from shardmill.paths import BuildPaths, shard_names
 from shardmill.settings import Settings
-from shardmill.store.client import open_store
 from shardmill.store.manifest import root_key
 from shardmill.store.publish import publish_files, publish_shard
 from storebuilds import NAME, files_of, make_build
+
+pytestmark = pytest.mark.usefixtures("s3_credentials")
 
 SHARDS = shard_names(8)
 FIRST = SHARDS[0]
 
 
 @pytest.fixture(autouse=True)
-def credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    open_store.cache_clear()
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "no-config"))
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def moto() -> Iterator[Server]:
-    with moto_server() as server:
-        yield server
 
 
 @pytest.fixture
@@ -233,6 +223,10 @@ def test_inventory_shows_everything_and_deletes_only_what_is_named(
         client.put_object(Bucket=BUCKET, Key=f"{prefix}/{name}/build.json", Body=b"{}")
         client.put_object(Bucket=BUCKET, Key=f"{prefix}/{name}/quality/report.json", Body=b"{}")
     client.put_object(Bucket=BUCKET, Key=f"{prefix}/notes.txt", Body=b"mine")
+    for name in ("progress/node-1.json", "logs/node-1/prompts.log", "claims/x.json", "discarded/x"):
+        client.put_object(Bucket=BUCKET, Key=root + name, Body=b"{}")
+    # A run that has made nothing else yet.
+    client.put_object(Bucket=BUCKET, Key=f"{prefix}/new-0000000000/progress/node-1.json", Body=b"{}")
     client.put_object(Bucket=BUCKET, Key=f"{prefix}10/{NAME}/build.json", Body=b"{}")
     upload = client.create_multipart_upload(Bucket=BUCKET, Key=f"{root}tokens/large.parquet")["UploadId"]
     client.upload_part(Bucket=BUCKET, Key=f"{root}tokens/large.parquet", UploadId=upload, PartNumber=1, Body=b"p" * 500)
@@ -258,7 +252,11 @@ def test_inventory_shows_everything_and_deletes_only_what_is_named(
         NAME: 8,
         f"{NAME}0": 0,
         "old-9876543210": 0,
+        "new-0000000000": 0,
     }
+    kinds = {group["kind"] for group in told["groups"] if group["build"] == NAME}
+    shards = {"completions", "tokens", "manifests"}
+    assert kinds == {*shards, "prompts", "build files", "progress", "logs", "claims", "discarded"}
     assert keys() == before
 
     call("inventory", "--delete", "nonsense", "--configfile", config, expect=2)

@@ -20,33 +20,19 @@ from typing import Any
 import pytest
 
 from s3proxy import S3Proxy, s3_proxy, wait_until
-from s3servers import BUCKET, KEY, SECRET, Server, moto_server, store_settings
+from s3servers import BUCKET, Server, store_settings
 from shardmill.files import write_json
 from shardmill.paths import shard_names
 from shardmill.settings import Settings
-from shardmill.store.client import open_store
 from shardmill.store.manifest import root_key
 from shardmill.store.publish import publish_shard
 from storebuilds import NAME, assert_manifest_is_right, files_of, make_build
 
+pytestmark = pytest.mark.usefixtures("s3_credentials")
+
 SHARDS = shard_names(3)
 KILLS = 50 if os.environ.get("SHARDMILL_SOAK") == "1" else 4
 WORKER = Path(__file__).with_name("store_worker.py")
-
-
-@pytest.fixture(autouse=True)
-def credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    open_store.cache_clear()
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "no-config"))
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-
-
-@pytest.fixture(scope="module")
-def moto() -> Iterator[Server]:
-    with moto_server() as server:
-        yield server
 
 
 @pytest.fixture

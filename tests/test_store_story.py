@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
-from s3proxy import S3Proxy, s3_proxy
-from s3servers import BUCKET, KEY, SECRET, Server, moto_server
+from s3proxy import S3Proxy
+from s3servers import BUCKET, SECRET, Server
 from shardmill.files import read_json
 from shardmill.paths import shard_names
 from simserver import SimFleet
@@ -27,25 +27,8 @@ TOKEN = "FwoGZXIvYXdzE-session-token-that-must-not-be-seen"
 
 
 @pytest.fixture(autouse=True)
-def credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+def token(s3_credentials: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SESSION_TOKEN", TOKEN)
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "no-config"))
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "no-credentials"))
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-
-
-@pytest.fixture(scope="module")
-def moto() -> Iterator[Server]:
-    with moto_server() as server:
-        yield server
-
-
-@pytest.fixture
-def proxy(moto: Server) -> Iterator[S3Proxy]:
-    with s3_proxy(moto.url) as proxy:
-        yield proxy
 
 
 def machine(root: Path, url: str, prefix: str, endpoints: list[str], **more: Any) -> Workspace:
@@ -172,7 +155,10 @@ def test_a_build_over_three_machines(tmp_path: Path, moto: Server, proxy: S3Prox
     }
     for path in ("build.json", "prompts/rejects.parquet", "quality/report.json", "quality/report.html"):
         assert path in stored
-    assert any(path.startswith("logs/generate/") for path in stored)
+    assert {path.split("/")[2] for path in stored if path.startswith("logs/")} >= {"generate", "publish", "servers"}
+    # Of A as well, which was destroyed.
+    assert len({path.split("/")[1] for path in stored if path.startswith("logs/")}) == 3
+    assert sum(path.startswith("progress/") for path in stored) == 3
     for key in stored:
         body = client.get_object(Bucket=BUCKET, Key=f"story/{name}/{key}")["Body"].read()
         assert SECRET.encode() not in body and TOKEN.encode() not in body, key

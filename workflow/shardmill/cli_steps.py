@@ -157,7 +157,7 @@ def report(job: Job) -> None:
     write_report(build, job.settings)
     write_card(build, job.settings)
     made = [build.build_json, build.quality_report, build.report_page, build.catalog, build.card]
-    publish_files(job.settings, build, [*made, *sorted(path for path in build.logs.rglob("*") if path.is_file())])
+    publish_files(job.settings, build, made)
 
 
 @step.command()

@@ -17,6 +17,7 @@ from typing import Any, NoReturn, Protocol
 
 from shardmill import __version__, halt
 from shardmill.config_schema import typed
+from shardmill.courier import Courier, start_courier
 from shardmill.digests import UNKNOWN, InputDigests, input_digests
 from shardmill.errors import DataError, ShardmillError
 from shardmill.files import read_json, write_json
@@ -47,6 +48,7 @@ class Run:
     digests: InputDigests
     plan: Plan
     _lock: RunLock | None = None
+    _courier: Courier | None = None
 
     @functools.cached_property
     def places(self) -> dict[str, int]:
@@ -75,6 +77,11 @@ class Run:
         _write_build_json(build, self.identity)
         _point_latest(build)
         halt.watch(build)
+        self._courier = start_courier(self.settings, build)
+
+    def _send_last_words(self) -> None:
+        if self._courier is not None:
+            self._courier.stop()
 
     def _stale_verdicts(self) -> list[Path]:
         """Verdicts about shards that this run makes again: it may be killed before it judges them anew."""
@@ -84,6 +91,7 @@ class Run:
         return stale
 
     def succeeded(self) -> None:
+        self._send_last_words()
         # Rows of older builds are copied by now, and the next run looks for them anew.
         shutil.rmtree(self.build.reuse, ignore_errors=True)
         if not self.build.quality_passed(self.plan.checks_key).exists():
@@ -98,6 +106,7 @@ class Run:
         )
 
     def failed(self) -> None:
+        self._send_last_words()
         why = halt.reason(self.build)
         if why is not None:
             sys.stderr.write(f"No more jobs were started: {why}\n")

@@ -26,7 +26,8 @@ from shardmill.settings import S3, Settings
 from shardmill.store.manifest import root_key, uses_store
 
 if TYPE_CHECKING:
-    from shardmill.store.client import Content, Store
+    from shardmill.store.answers import Content
+    from shardmill.store.client import Store
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +117,7 @@ def claim(settings: Settings, build: BuildPaths, shard: str, lease_s: float = LE
     the folder's lock admits one run. Raises StoreError when the store refuses.
     """
     body = {
-        "owner": _owner(build),
+        "owner": owner_of(build),
         "machine": platform.node(),
         "pid": os.getpid(),
         "token": uuid4().hex,
@@ -196,7 +197,8 @@ def _parse(body: bytes) -> dict[str, Any]:
     return parsed if isinstance(parsed, dict) else {}
 
 
-def _owner(build: BuildPaths) -> str:
+def owner_of(build: BuildPaths) -> str:
+    """A random id of this folder, made when it is first asked for."""
     path = build.owner
     if not path.exists():
         mine = path.with_name(f".{path.name}.{uuid4().hex}")

@@ -1,40 +1,32 @@
-"""A bucket, through a boto3 client tuned for long runs against any S3-compatible store."""
+"""A bucket: every call that shardmill makes to a store, and what it answers, in words of its own."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import logging
-import os
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-import boto3
 from botocore import exceptions as boto
-from botocore.config import Config
 from botocore.parsers import ResponseParserError
 
 from shardmill.errors import SettingsError
 from shardmill.settings import S3, Settings
+from shardmill.store.answers import Content, Head, Listed, Unfinished
+from shardmill.store.connection import connect
 from shardmill.store.faults import Target, code_of, is_absent, not_a_store, status_of, translate
 
 if TYPE_CHECKING:
     from botocore.response import StreamingBody
-    from mypy_boto3_s3 import S3Client
 
 log = logging.getLogger(__name__)
 
-# botocore waits up to 20 s before each of them: a store that says SlowDown for two minutes is waited for.
-_ATTEMPTS = 12
-# A person waits for a plan: an unreachable store is told of within seconds.
-_HASTY_ATTEMPTS = 4
 _READS = 5
 _NOT_KNOWN = {"NotImplemented", "MethodNotAllowed"}
 # Answers of stores that don't know If-None-Match or If-Match; those that ignore them are met by reading back.
@@ -47,41 +39,6 @@ _BINARY = "application/octet-stream"
 TORN = (boto.IncompleteReadError, boto.ReadTimeoutError, boto.ResponseStreamingError)
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
-    key: str
-    size: int
-    modified: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """What the store says of an object. `sha256` is our own metadata, None on an object that others wrote."""
-
-    size: int
-    sha256: str | None
-    etag: str
-    etag_is_md5: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Content:
-    """A small object. `age_s` is by the store's clock alone, so that it doesn't depend on this machine's."""
-
-    body: bytes
-    etag: str
-    age_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Unfinished:
-    """A multipart upload that was begun and not ended: it costs money and is in no listing of objects."""
-
-    key: str
-    upload_id: str
-    started: datetime
-
-
 class Store:
     """One bucket. Every method raises StoreError, one sentence, for whatever goes wrong."""
 
@@ -90,7 +47,7 @@ class Store:
         if s3.bucket is None:
             raise SettingsError("Setting s3.bucket is null: name the bucket that builds are kept in.")
         self.bucket = s3.bucket
-        self._client = _client(s3, s3.bucket, _HASTY_ATTEMPTS if hasty else _ATTEMPTS)
+        self._client = connect(s3, s3.bucket, hasty)
         self.host = urlsplit(self._client.meta.endpoint_url).netloc
 
     def url(self, key: str) -> str:
@@ -309,36 +266,6 @@ def check_access(settings: Settings) -> None:
     store.put(key, b"shardmill doctor was here")
     store.get(key)
     store.delete([key])
-
-
-def _client(s3: S3, bucket: str, attempts: int) -> S3Client:
-    logging.getLogger("botocore").setLevel(logging.WARNING)
-    endpoint = s3.endpoint_url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    if endpoint and (urlsplit(endpoint).hostname or "").startswith(f"{bucket}."):
-        raise SettingsError(
-            f"Setting s3.endpoint_url contains the bucket ({bucket}): name the store's host alone, the bucket is in "
-            f"s3.bucket."
-        )
-    style = s3.addressing_style
-    if style == "auto" and endpoint:
-        style = "path"
-    config = Config(
-        retries={"mode": "adaptive", "total_max_attempts": attempts},
-        max_pool_connections=32,
-        connect_timeout=10,
-        read_timeout=60,
-        tcp_keepalive=True,
-        s3={"addressing_style": style},  # type: ignore[arg-type]
-        # Many stores refuse the CRC32 that boto3 adds by default, or keep it as part of the body.
-        request_checksum_calculation="when_required",
-        response_checksum_validation="when_required",
-    )
-    target = Target("opening", bucket, "", urlsplit(endpoint).netloc if endpoint else "AWS", s3.region or "(default)")
-    try:
-        session = boto3.session.Session()
-        return session.client("s3", endpoint_url=s3.endpoint_url, region_name=s3.region, config=config)
-    except (boto.BotoCoreError, ValueError) as error:
-        raise translate(error, target) from None
 
 
 def _sha256_of(answer: Any) -> str | None:

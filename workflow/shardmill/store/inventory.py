@@ -10,7 +10,8 @@ from typing import Any
 
 from shardmill.errors import DataError, UsageError
 from shardmill.settings import S3
-from shardmill.store.client import Listed, Store, Unfinished
+from shardmill.store.answers import Listed, Unfinished
+from shardmill.store.client import Store
 from shardmill.store.manifest import KINDS, Manifest
 
 _THREADS = 16
@@ -165,11 +166,11 @@ def as_json(inventory: Inventory, usd_per_gb_month: float | None) -> dict[str, A
 
 
 def _build_names(everything: Iterable[Listed], prefix: str) -> set[str]:
-    """Folders that hold a build.json, a manifest, or a shard's objects."""
+    """Folders that hold a build.json, a run's progress, a manifest, or a shard's objects."""
     names = set()
     for listed in everything:
         parts = listed.key[len(prefix) :].split("/")
-        if len(parts) == 2 and parts[1] == "build.json":
+        if parts[1:] == ["build.json"] or (len(parts) == 3 and parts[1] == "progress"):
             names.add(parts[0])
         if len(parts) == 3 and parts[1] in (*KINDS, "manifests") and parts[2].startswith("shard-"):
             names.add(parts[0])

@@ -15,7 +15,7 @@ from shardmill.files import write_bytes
 from shardmill.paths import BuildPaths
 from shardmill.settings import S3, Settings
 from shardmill.store.discarded import end_mark
-from shardmill.store.manifest import Manifest, describe_shard, root_key, uses_store
+from shardmill.store.manifest import Entry, Manifest, describe_shard, root_key, uses_store
 from shardmill.store.uploads import note_upload
 
 if TYPE_CHECKING:
@@ -103,16 +103,13 @@ def unpublish_shard(settings: Settings, build: BuildPaths, shard: str) -> None:
 def _publish(store: Store, s3: S3, build: BuildPaths, ours: Manifest) -> None:
     from shardmill.store.claims import claim_key
     from shardmill.store.restore import fetch_manifest, take_shard
-    from shardmill.store.transfer import upload_file
 
     found = fetch_manifest(store, s3, build, ours.shard)
-    uploaded = []
+    uploaded: list[str] = []
     if found is None:
         began = time.monotonic()
-        for item in ours.objects:
-            assert item.key is not None
-            upload_file(store, item.key, build.root / item.path, item.sha256)
-            uploaded.append(item.key)
+        with ThreadPoolExecutor(len(ours.objects)) as pool:
+            uploaded += pool.map(lambda item: _upload(store, build, item), ours.objects)
         size, spent = sum(item.size for item in ours.objects), time.monotonic() - began
         log.info("Shard %s: %.1f MB uploaded and checked in %.1f s.", ours.shard, size / 1e6, spent)
         note_upload(build, ours.shard, size, spent)
@@ -126,6 +123,14 @@ def _publish(store: Store, s3: S3, build: BuildPaths, ours: Manifest) -> None:
         _forget(store, uploaded, found[0])
         take_shard(store, build, *found)
     _end_claim(store, claim_key(s3, build, ours.shard))
+
+
+def _upload(store: Store, build: BuildPaths, item: Entry) -> str:
+    from shardmill.store.transfer import upload_file
+
+    assert item.key is not None
+    upload_file(store, item.key, build.root / item.path, item.sha256)
+    return item.key
 
 
 def _create_manifest(store: Store, s3: S3, build: BuildPaths, ours: Manifest) -> tuple[tuple[Manifest, bytes], bool]:

@@ -11,7 +11,8 @@ from shardmill.errors import ShardmillError, StoreError
 from shardmill.files import sha256_file
 from shardmill.paths import BuildPaths, shard_index
 from shardmill.settings import Settings
-from shardmill.store.client import Listed, Store
+from shardmill.store.answers import Listed
+from shardmill.store.client import Store
 from shardmill.store.manifest import root_key
 from shardmill.store.restore import fetch_manifest, take_shard
 from shardmill.store.transfer import download_file

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import orjson
 
-from shardmill.errors import StoreError
+from shardmill.errors import DataError, StoreError
 from shardmill.files import read_json, sha256_file, write_bytes, write_json
 from shardmill.paths import BuildPaths
 from shardmill.settings import S3, Settings
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from shardmill.store.client import Store
 
 log = logging.getLogger(__name__)
+
+_READS = 3
+_PAUSE_S = 0.5
 
 
 def restore_shard(settings: Settings, build: BuildPaths, shard: str) -> None:
@@ -71,12 +76,23 @@ def is_published(settings: Settings, build: BuildPaths, shard: str) -> bool:
 
 
 def fetch_manifest(store: Store, s3: S3, build: BuildPaths, shard: str) -> tuple[Manifest, bytes] | None:
-    """A shard's manifest in the store, parsed and as it stands there; None when the shard is not published."""
+    """A shard's manifest in the store, parsed and as it stands there; None when the shard is not published.
+
+    One that can't be read is read again before it is believed: some stores show an object while it is written over.
+    Raises DataError when it stays so.
+    """
     key = manifest_key(s3, build, shard)
-    content = store.get(key)
-    if content is None:
-        return None
-    return Manifest.from_bytes(content.body, build.name, shard, store.url(key)), content.body
+    for attempt in range(1, _READS + 1):
+        content = store.get(key)
+        if content is None:
+            return None
+        try:
+            return Manifest.from_bytes(content.body, build.name, shard, store.url(key)), content.body
+        except DataError:
+            if attempt == _READS:
+                raise
+            time.sleep(_PAUSE_S)
+    raise AssertionError("unreachable")
 
 
 def take_shard(store: Store, build: BuildPaths, manifest: Manifest, raw: bytes) -> int:
@@ -85,7 +101,8 @@ def take_shard(store: Store, build: BuildPaths, manifest: Manifest, raw: bytes) 
     if not local.exists() or local.read_bytes() != raw:
         # A manifest that names other content must be gone before the first file is replaced.
         local.unlink(missing_ok=True)
-    downloaded = sum(_take_object(store, build, item) for item in manifest.objects)
+    with ThreadPoolExecutor(len(manifest.objects)) as pool:
+        downloaded = sum(pool.map(lambda item: _take_object(store, build, item), manifest.objects))
     write_bytes(local, raw)
     # The mark in the store is ended by the machine that published.
     build.discarded(manifest.shard).unlink(missing_ok=True)

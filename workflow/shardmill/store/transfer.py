@@ -11,7 +11,8 @@ from pathlib import Path
 
 from shardmill.errors import StoreError
 from shardmill.files import atomic_path
-from shardmill.store.client import TORN, Head, Store
+from shardmill.store.answers import Head
+from shardmill.store.client import TORN, Store
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,10 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import orjson
+
 from shardmill.errors import DamagedFile
-from shardmill.files import read_json, write_json
+from shardmill.files import read_json
 from shardmill.paths import BuildPaths
 
 log = logging.getLogger(__name__)
@@ -32,7 +34,8 @@ def note_upload(build: BuildPaths, shard: str, size: int, seconds: float) -> Non
     """Never fails: a shard that is published is not to fail for a note about it."""
     try:
         answered_at = build.completions(shard).stat().st_mtime
-        write_json(build.upload(shard), asdict(Upload(shard, size, seconds, answered_at, time.time())))
+        build.uploads.mkdir(parents=True, exist_ok=True)
+        build.upload(shard).write_bytes(orjson.dumps(asdict(Upload(shard, size, seconds, answered_at, time.time()))))
     except OSError as error:
         log.warning("How long the upload of %s took is not noted: %s", shard, error.strerror)
 
