@@ -119,8 +119,9 @@ function showCards({ prompts, pace, outlook, fleet, store, dataset, run }) {
     cards.push(card("cost so far", dollars(outlook.usd_so_far), `${dollars(outlook.usd_to_come)} to come`));
   }
   if (store.where !== null && !store.offline) {
-    const behind = store.behind_shards ? `${plural(store.behind_shards, "shard")}, ${bytes(store.behind_bytes)} behind` : "nothing behind";
-    cards.push(card("in S3", plural(store.published_shards, "shard"), behind));
+    const since = store.behind_s === null ? "" : ` for ${duration(store.behind_s)}`;
+    const behind = store.behind_shards ? `${plural(store.behind_shards, "shard")}, ${bytes(store.behind_bytes)} waiting${since}` : "nothing waiting";
+    cards.push(card("shards in S3", number(store.published_shards), behind));
   }
   $("cards").replaceChildren(...cards);
 }
@@ -205,7 +206,8 @@ function showTrends({ trends }) {
     ...kinds.map((kind) => {
       const ours = trends.filter((trend) => trend.what === kind);
       const lines = ours.map((trend, index) => {
-        const change = `${text(trend, trend.first)} → ${text(trend, trend.last)} (${trend.change > 0 ? "+" : ""}${share(trend.change)})`;
+        const percent = Math.round(trend.change * 100) + 0; // + 0: there is no -0
+        const change = `${text(trend, trend.first)} → ${text(trend, trend.last)} (${percent > 0 ? "+" : ""}${percent} %)`;
         return make(
           "li",
           { class: trend.warning ? "warn" : "" },
@@ -270,6 +272,10 @@ function showFacts({ root, model, run, prompts, store, verdict, faults, degenera
   const passed = (value) => VERDICTS[value] ?? "not checked yet";
   const kinds = (counts) => Object.entries(counts).map(([kind, count]) => `${number(count)} ${kind.replaceAll("_", " ")}`).join(", ") || "none";
   const where = store.where === null ? "none: shards stay on this machine" : store.where + (store.offline ? " (offline)" : `, ${bytes(store.published_bytes)}`);
+  const uploads =
+    store.upload_s === null
+      ? "–"
+      : `${number(store.upload_s, 1)} s a shard at ${bytes(store.upload_bytes_per_s)}/s, ${duration(store.lag_s)} after their answers`;
   const facts = [
     ["folder", root],
     ["model", `${model} (${fleet.engine})`],
@@ -281,6 +287,7 @@ function showFacts({ root, model, run, prompts, store, verdict, faults, degenera
     ["answers of no use, asked again", kinds(degenerate)],
     ["answers cut at their stop token", number(cut_at_stop)],
     ["store", where],
+    ["last uploads", uploads],
   ];
   $("facts").querySelector("dl").replaceChildren(...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
 }
