@@ -301,6 +301,7 @@ async def test_a_fleet_that_hangs_is_replaced(results: Path, tmp_path: Path, mon
         build = build_of(results)
         async with await Fleet.join(settings, build, "a", 0) as a, await Fleet.join(settings, build, "b", 1) as b:
             held = await a.lease()
+            await until(lambda: len(state(settings)["jobs"]) == 2, "both jobs in the state")
             hung = fleet_pid(settings)
             os.kill(hung, signal.SIGSTOP)
             await asyncio.wait_for(b.lease(), 20)

@@ -7,6 +7,7 @@ import asyncio
 from shardmill.errors import SettingsError, SetupFault
 from shardmill.fleet.endpoints import endpoints
 from shardmill.fleet.gpus import gpus
+from shardmill.fleet.life import Life
 from shardmill.fleet.member import Member
 from shardmill.fleet.site import Site
 from shardmill.servers.choose import launchers
@@ -97,7 +98,7 @@ class Roster:
 
     def _add(self, member: Member) -> None:
         self.members[member.name] = member
-        life = asyncio.create_task(member.run())
+        life = asyncio.create_task(Life(member).run())
         self._lives[member.name] = life
         life.add_done_callback(lambda life: self._ended(member, life))
 
