@@ -82,7 +82,7 @@ def flow(accounting: dict[str, Any], rejected: Rows, failed: Rows, reused: dict[
             "height": 30 * len(steps) + 50,
             "margin": {"l": 8, "r": 64, "t": 22, "b": 8},
             "bargap": 0.35,
-            "xaxis": {"range": [0, most], "tickformat": "~s", "side": "top"},
+            "xaxis": {"range": [0, most], "tickformat": "~s", "side": "top", "tickangle": 0, "nticks": 5},
             "yaxis": {"autorange": "reversed", "type": "category", "showgrid": False},
             "showlegend": False,
         },
@@ -101,14 +101,15 @@ def histogram(lengths: dict[str, Any], colour: str) -> Figure:
         "customdata": [f"{edge:,} to {edge + width - 1:,}" for edge in edges[:-1]] + [f"{edges[-1]:,} and more"],
         "hovertemplate": "%{customdata} tokens: %{y:,} rows<extra></extra>",
     }
+    reach = len(counts) * width
     lines = [_line_at(lengths["p50"], "solid"), _line_at(lengths["p95"], "dot")]
-    notes = [_note_at(lengths["p50"], "median", 1.0), _note_at(lengths["p95"], "95%", 0.88)]
-    if lengths["p95"] - lengths["p50"] < len(counts) * width * 0.02:
-        lines, notes = lines[:1], [_note_at(lengths["p50"], "median = 95%", 1.0)]
+    notes = [_note_at(lengths["p50"], "median", 1.0, reach), _note_at(lengths["p95"], "95%", 0.88, reach)]
+    if lengths["p95"] - lengths["p50"] < reach * 0.02:
+        lines, notes = lines[:1], [_note_at(lengths["p50"], "median = 95%", 1.0, reach)]
     return {
         "data": [bars],
         "layout": {
-            "xaxis": {"title": {"text": "tokens"}, "range": [0, len(counts) * width], "tickformat": "~s"},
+            "xaxis": {"title": {"text": "tokens"}, "range": [0, reach], "tickformat": "~s"},
             "yaxis": {"title": {"text": "rows"}},
             "showlegend": False,
             "shapes": lines,
@@ -184,7 +185,7 @@ def _over_time(
     return {
         "data": traces,
         "layout": {
-            "xaxis": {"type": "date"},
+            "xaxis": {"type": "date", "tickangle": 0, "nticks": 6},
             "yaxis": {"title": {"text": title}, "rangemode": "tozero"},
             "barmode": "stack",
             "showlegend": len(traces) > 1,
@@ -214,9 +215,11 @@ def _line_at(x: float, dash: str) -> dict[str, Any]:
     return {"type": "line", "x0": x, "x1": x, "yref": "paper", "y0": 0, "y1": 1, "line": {"width": 1.5, "dash": dash}}
 
 
-def _note_at(x: float, name: str, y: float) -> dict[str, Any]:
+def _note_at(x: float, name: str, y: float, reach: float) -> dict[str, Any]:
+    """Beside the line at `x`, on the side where there is room for it."""
+    side, shift = ("left", 4) if x < 0.6 * reach else ("right", -4)
     text = f"{name} {x:,.0f}"
-    return {"x": x, "y": y, "yref": "paper", "text": text, "showarrow": False, "xanchor": "left", "xshift": 4}
+    return {"x": x, "y": y, "yref": "paper", "text": text, "showarrow": False, "xanchor": side, "xshift": shift}
 
 
 def _faint(colour: str) -> str:
