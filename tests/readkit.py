@@ -8,9 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
+from shardmill.files import write_json
+from shardmill.paths import BuildPaths, shard_names
+from shardmill.prompts import make_prompts
 from shardmill.reading import Conversation, ReadCounts, Reader, Reject
+from shardmill.settings import resolve
 
 CASES = Path(__file__).resolve().parents[2] / "shared" / "cases"
 
@@ -89,3 +94,23 @@ def case(number: str, tmp_path: Path, file: str | None = None, **options: Any) -
         pytest.skip(f"the cases are not at {CASES}")
     folder = next(CASES.glob(f"{number}-*"))
     return read(folder / file if file else next(folder.glob("input.*")), tmp_path / "spool", **options)
+
+
+def case_input(number: str) -> str:
+    return str(next(CASES.glob(f"{number}-*/input.*")))
+
+
+def prompts_step(folder: Path, files: Sequence[str], processes: int = 1, **config: Any) -> BuildPaths:
+    """The prompts step over `files` as its rule runs it, in a new build of 4 shards: `config` as in a config file."""
+    config = {"dataset": {"path": list(files)}, **config, "prompts": {"shards": 4, **config.get("prompts", {})}}
+    build = BuildPaths(folder)
+    build.run.mkdir(parents=True)
+    write_json(build.build_json, {"identity": {}, "counts": None})
+    make_prompts(resolve(config), build, shard_names(4), workers=processes)
+    return build
+
+
+def prompt_rows(build: BuildPaths) -> list[dict[str, Any]]:
+    """All rows of all prompts shards."""
+    shards = sorted((build.root / "prompts").glob("shard-*.parquet"))
+    return [row for path in shards for row in pq.read_table(path).to_pylist()]

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 import random
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
-from readkit import CASES
+from readkit import prompts_step
 from shardmill import workers
 from shardmill.errors import DataError
-from shardmill.files import read_json, write_json
+from shardmill.files import read_json
 from shardmill.paths import BuildPaths, shard_names
-from shardmill.prompts import make_prompts
-from shardmill.settings import resolve
-from workspace import Workspace
 
 
 def made(folder: Path, records: list[dict[str, Any]], processes: int = 1, **prompts: Any) -> BuildPaths:
@@ -26,12 +22,7 @@ def made(folder: Path, records: list[dict[str, Any]], processes: int = 1, **prom
     folder.mkdir(parents=True)
     dataset = folder / "data.jsonl"
     dataset.write_text("".join(json.dumps(record) + "\n" for record in records))
-    settings = resolve({"dataset": {"path": str(dataset)}, "prompts": {"shards": 4, **prompts}})
-    build = BuildPaths(folder / "build")
-    build.run.mkdir(parents=True)
-    write_json(build.build_json, {"identity": {}, "counts": None})
-    make_prompts(settings, build, shard_names(4), workers=processes)
-    return build
+    return prompts_step(folder / "build", [str(dataset)], processes, prompts=prompts)
 
 
 def shards(build: BuildPaths) -> dict[str, bytes]:
@@ -107,55 +98,3 @@ def test_a_dataset_without_a_prompt_is_one_sentence_with_its_reasons(tmp_path: P
             tmp_path / "none",
             [{"conversations": []}, {"conversations": [{"from": "gpt", "value": "I speak first and alone."}]}],
         )
-
-
-def case_files() -> list[Path]:
-    """Every input of the cases up to 109 that can be read as it lies there."""
-    files = [file for file in sorted(CASES.glob("*/input*")) if int(file.parent.name[:3]) <= 109]
-    return files + sorted(CASES.glob("079-*/*.json*")) + sorted(CASES.glob("083-*/*.zst"))
-
-
-@pytest.mark.skipif(not CASES.exists(), reason=f"the shared cases are not at {CASES}")
-def test_all_cases_in_one_build_are_accounted_for(tmp_path: Path) -> None:
-    """Through the front door: what other tools crash on, together, loses nothing and stops nothing."""
-    workspace = Workspace(
-        tmp_path,
-        {
-            "dataset": {"path": [str(file) for file in case_files()], "bad_records": "reject"},
-            # Ids and contents recur over the cases, which were not written to be read together.
-            "prompts": {"rejoin": False, "dedupe": False},
-        },
-    )
-    done = workspace.snakemake("--until", "make_prompts")
-    assert "Traceback" not in done.stdout + done.stderr
-    counts = read_json(workspace.results / "build.json")["counts"]
-    assert counts["records"] == counts["conversations"] + counts["rejected"]
-    assert counts["joined"] == counts["duplicates"] == counts["beyond_limit"] == 0
-    by_case: dict[str, list[str]] = defaultdict(list)
-    for row in pq.read_table(workspace.results / "prompts" / "rejects.parquet").to_pylist():
-        by_case[Path(row["source_file"]).parent.name[:3]].append(row["reason"])
-        assert row["detail"] and row["record"] >= 1
-    assert {number: sorted(reasons) for number, reasons in by_case.items()} == {
-        "004": ["unknown_role"],
-        "006": ["no_user_turn"],
-        "011": ["no_user_turn"],
-        "014": ["tools_not_supported"],
-        "016": ["bad_tools", "bad_tools"],
-        "020": ["empty_user"],
-        "022": ["empty_user"],
-        "024": ["non_text_part"],
-        "030": [
-            "not_an_object",
-            "turn_not_an_object",
-            "turn_not_an_object",
-            "turns_not_a_list",
-            "turns_not_a_list",
-        ],
-        "040": ["empty_conversation"],
-        "057": ["invalid_utf8"],
-        "071": ["cut_off"],
-        "079": ["no_conversations", "not_an_object"],
-        "083": ["cut_off"],
-        "084": ["too_deep"],
-    }
-    assert (counts["records"], counts["prompts"]) == (93, 72)

@@ -166,7 +166,8 @@ def test_qwen3_thinking_on_and_off(qwen3: Path, tmp_path: Path) -> None:
             asked = {"chat_template_kwargs": {"enable_thinking": thinking}}
             for chat in CHATS:
                 assert renderer.render(chat).ids == server_ids(base, chat, **asked), (thinking, chat)
-            ids = renderer.render(calling, json.dumps(tools)).ids
+            # This server writes a field of its own into each declaration; we render them as the dataset has them.
+            ids = renderer.render(calling, json.dumps([{**tool, "defer_loading": None} for tool in tools])).ids
             assert ids == server_ids(base, calling, tools=tools, **asked)
         assert thinks.render(CHATS[0]).ids == server_ids(base, CHATS[0]), "thinking is the server's default"
         check_a_completion(base, thinks, CHATS[7])

@@ -92,6 +92,13 @@ def _put_system(kept: list[Turn], system: str, notes: Counter[str]) -> None:
         notes["system_merged"] = 1
 
 
+def has_stray_thinking(turns: Sequence[Turn]) -> bool:
+    """Whether some answer holds one of the markers of thinking without the other: templates cut it there."""
+    return any(
+        turn[0] == "assistant" and (("<think>" in text) != ("</think>" in text)) for turn in turns if (text := turn[1])
+    )
+
+
 def content_digest(turns: bytes, tools: str | None) -> bytes:
     """sha256 over the compact JSON of [tools, turns], given that of the turns as delivered: no id, file or position."""
     return hashlib.sha256(b"[%b,%b]" % (orjson.dumps(tools), turns)).digest()

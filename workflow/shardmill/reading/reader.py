@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from shardmill.errors import DataError
-from shardmill.reading.content import as_messages, content_digest, conversation_id, in_order
+from shardmill.reading.content import as_messages, content_digest, conversation_id, has_stray_thinking, in_order
 from shardmill.reading.cursor import Lost
 from shardmill.reading.dialect import Turns, read_turns, source_id
 from shardmill.reading.framing import Framer
@@ -153,6 +153,7 @@ class Reader:
             counts.notes.update(notes)
             if tools is not None or any(len(turn) > 2 for turn in delivered):
                 counts.notes["with_tools"] += 1
+            counts.notes["stray_think_markers"] += has_stray_thinking(delivered)
             counts.conversations += 1
             content = conversation_id(row["digest"].tobytes(), int(fate.occurrence[entry]))
             yield Conversation(

@@ -106,5 +106,6 @@ NOTES = {
     "system_in_the_middle": "conversations with a system turn behind another turn",
     "system_merged": "records whose system field joined their first system turn",
     "several_turn_fields": "records with turns in more than one field: the first of the table was taken",
+    "stray_think_markers": "conversations with an answer that closes thinking it never opened, or the other way round",
     "with_tools": "conversations with tool declarations, calls or results",
 }
