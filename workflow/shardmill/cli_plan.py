@@ -12,12 +12,14 @@ import orjson
 from shardmill.cli_common import build_options, target
 from shardmill.estimate import Estimate, Known, estimate
 from shardmill.files import read_json
+from shardmill.generate.journal import read_records
 from shardmill.paths import BuildPaths
 from shardmill.run import Run, plan_run
 from shardmill.schemas import count_rows
-from shardmill.settings import Settings
+from shardmill.status.outlook import server_count
 
 _UNKNOWN = "not known yet"
+_MEASURED = 50  # shards
 
 
 @click.command()
@@ -52,7 +54,7 @@ def _known(run: Run, mean_tokens: float | None, tokens_per_s: float | None) -> K
         prompts_to_generate=_prompts_to_generate(run),
         mean_output_tokens=mean_tokens if mean_tokens is not None else measured.get("mean_output_tokens"),
         tokens_per_s_per_server=tokens_per_s if tokens_per_s is not None else measured.get("tokens_per_s"),
-        servers=_server_count(settings),
+        servers=server_count(settings),
         usd_per_gpu_hour=settings.cost.usd_per_gpu_hour,
         usd_per_gb_month=settings.cost.usd_per_gb_month,
         mean_prompt_tokens=measured.get("mean_prompt_tokens"),
@@ -61,14 +63,21 @@ def _known(run: Run, mean_tokens: float | None, tokens_per_s: float | None) -> K
 
 
 def _prompts_to_generate(run: Run) -> int | None:
-    """From build.json's counts or the prompt files' footers; None before the dataset was read."""
+    """From build.json's counts or the prompt files' footers; None before the dataset was read.
+
+    What a stopped run has answered of a shard lies in its journal, and is not asked again.
+    """
     if not run.plan.generate:
         return 0
     counts = read_json(run.build.build_json).get("counts") if run.build.build_json.exists() else None
-    if counts:
-        return sum(int(counts["prompts_by_shard"][shard]) for shard in run.plan.generate)
     files = [run.build.prompts(shard) for shard in run.plan.generate]
-    return sum(count_rows(file) for file in files) if all(file.exists() for file in files) else None
+    if counts:
+        prompts = sum(int(counts["prompts_by_shard"][shard]) for shard in run.plan.generate)
+    elif all(file.exists() for file in files):
+        prompts = sum(count_rows(file) for file in files)
+    else:
+        return None
+    return prompts - sum(1 for shard in run.plan.generate for _ in read_records(run.build.journal(shard)))
 
 
 def _reusable(run: Run) -> int | None:
@@ -82,44 +91,28 @@ def _to_be_asked(known: Known, reusable: int | None) -> Known:
     """What a server has to do. An estimate without a count of what is reusable is one for the worst case."""
     if known.prompts_to_generate is None:
         return known
-    return replace(known, prompts_to_generate=known.prompts_to_generate - (reusable or 0))
+    return replace(known, prompts_to_generate=max(0, known.prompts_to_generate - (reusable or 0)))
 
 
 def _measured(build: BuildPaths, shards: tuple[str, ...]) -> dict[str, float]:
-    """Means over at most 50 finished shards of this build; empty when there are none."""
-    done = [shard for shard in shards if build.completions(shard).exists()][:50]
+    """Means over at most 50 finished shards of this build; nothing where there is none. Reused rows have no rate."""
+    done = [shard for shard in shards if build.completions(shard).exists()][:_MEASURED]
     if not done:
         return {}
-    import duckdb
+    from shardmill.status.rows import RowsCache, by_server, work
 
-    files = [str(build.completions(shard)) for shard in done]
-    size = sum(build.completions(shard).stat().st_size for shard in done)
-    size += sum(build.tokens(shard).stat().st_size for shard in done if build.tokens(shard).exists())
-    with duckdb.connect() as connection:
-        row = connection.execute(
-            """
-            with ok as (select * from read_parquet(?) where status = 'ok' and reused_from is null),
-                 spans as (
-                   select server, sum(completion_tokens) as tokens,
-                          epoch(max(finished_at)) - epoch(min(finished_at)) + avg(latency_s) as seconds
-                   from ok group by server)
-            select count(*), avg(completion_tokens), avg(prompt_tokens),
-                   (select avg(tokens / seconds) from spans where seconds > 0)
-            from ok
-            """,
-            [files],
-        ).fetchone()
-    if row is None or not row[0]:
-        return {}
-    means = {"mean_output_tokens": row[1], "mean_prompt_tokens": row[2], "tokens_per_s": row[3]}
-    return {key: float(value) for key, value in means.items() if value is not None} | {"bytes_per_row": size / row[0]}
-
-
-def _server_count(settings: Settings) -> int | None:
-    servers = settings.servers
-    if not servers.launch:
-        return len(servers.endpoints) or None
-    return len(servers.gpus) if servers.engine == "sglang" else servers.count
+    read = RowsCache().read(build, dict.fromkeys(done, (0, 0))).values()
+    servers = [work(spans) for spans in by_server(span for rows in read for span in rows.spans).values()]
+    asked, tokens = sum(server.rows for server in servers), sum(server.tokens for server in servers)
+    busy, ok = sum(server.busy_s for server in servers), sum(rows.ok for rows in read)
+    files = [path for shard in done for path in (build.completions(shard), build.tokens(shard)) if path.exists()]
+    means = {
+        "mean_output_tokens": (tokens, asked),
+        "mean_prompt_tokens": (sum(rows.prompt_tokens for rows in read), ok),
+        "tokens_per_s": (tokens, busy),
+        "bytes_per_row": (sum(path.stat().st_size for path in files), sum(rows.rows for rows in read)),
+    }
+    return {name: whole / part for name, (whole, part) in means.items() if part}
 
 
 def _summary(run: Run, known: Known, reusable: int | None, costs: Estimate) -> dict[str, Any]:
@@ -149,7 +142,6 @@ def _summary(run: Run, known: Known, reusable: int | None, costs: Estimate) -> d
 def _lines(run: Run, summary: dict[str, Any]) -> list[str]:
     shards, known, costs = summary["shards"], summary["known"], summary["estimate"]
     hours = "GPU-hours" if run.settings.servers.engine == "sglang" else "CPU-hours"
-    rate = _number(known["tokens_per_s_per_server"]).strip()
     pilot = len([shard for shard in run.plan.pilot if shard in run.plan.generate])
     lines = [
         f"build      {run.build.root}" + ("" if run.build.root.exists() else "   (new)"),
@@ -161,21 +153,35 @@ def _lines(run: Run, summary: dict[str, Any]) -> list[str]:
         f"finished   {shards['finished']:>9,}   here, and right by their manifests: left alone",
         f"restore    {shards['restore']:>9,}   finished in S3",
         f"generate   {shards['generate']:>9,}   no completions here or in S3"
-        + (f"; {pilot} of them are the pilot and go first" if run.plan.gate and pilot else ""),
+        + (f"; {pilot} of them the pilot, first" if run.plan.gate and pilot else ""),
         f"tokenize   {shards['tokenize_only']:>9,}   completions are here, training rows are not",
         f"publish    {shards['publish_only']:>9,}   no manifest yet, or not the right one",
         "",
         f"prompts    {_number(known['prompts_to_generate'])}   without an answer in this build",
         f"reusable   {_number(summary['reusable'])}   of them answered in older builds, right under these settings"
         + (" (later turns show as they come)" if run.settings.prompts.turns == "regenerate" else ""),
-        f"tokens     {_number(costs['tokens'])}   at {_number(known['mean_output_tokens']).strip()} an answer",
-        f"{hours:<11}{_number(costs['server_hours'], 1)}   at {rate} tokens a second each",
-        f"hours      {_number(costs['hours'], 1)}   on {_number(known['servers']).strip()} servers",
-        f"dollars    {_number(costs['usd'], 2)}",
+        f"tokens     {_number(costs['tokens'])}   {_at(known['mean_output_tokens'], 'an answer', '--mean-tokens')}",
+        f"{hours:<11}{_number(costs['server_hours'], 1)}   "
+        + _at(known["tokens_per_s_per_server"], "tokens a second each", "--tokens-per-s"),
+        f"hours      {_number(costs['hours'], 1)}   {_servers(known['servers'])}",
+        f"dollars    {_number(costs['usd'], 2)}"
+        + ("" if known["usd_per_gpu_hour"] else "   set cost.usd_per_gpu_hour"),
         f"megabytes  {_number(None if costs['bytes'] is None else costs['bytes'] / 1e6, 1)}   on disk and in the bucket"
         + ("" if costs["usd_per_month"] is None else f", ${costs['usd_per_month']:.2f} a month"),
     ]
     return lines + [f"\nmissing    {sentence}" for sentence in summary["missing"]]
+
+
+def _at(value: float | None, what: str, option: str) -> str:
+    return f"the first finished shards tell, or {option}" if value is None else f"at {value:,.0f} {what}"
+
+
+def _servers(count: int | None) -> str:
+    return (
+        "the servers are not counted before they are there"
+        if count is None
+        else f"on {count:,} server{'' if count == 1 else 's'}"
+    )
 
 
 def _number(value: float | None, digits: int = 0) -> str:

@@ -1,0 +1,72 @@
+"""`shardmill plan` counts what is left to ask and what it will take, by what finished shards took."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from builds import MadeBuild, good
+from shardmill.cli import cli
+from shardmill.generate.journal import open_journal
+from shardmill.paths import BuildPaths
+from shardmill.run import find_build
+from shardmill.schemas import read_rows
+from shardmill.settings import load
+from workspace import REPO
+
+OVERLAY = """
+servers: {engine: sglang, endpoints: ["http://127.0.0.1:1", "http://127.0.0.1:2"]}
+cost: {usd_per_gpu_hour: 3.6}
+"""
+
+
+def plan(*options: str) -> str:
+    result = CliRunner().invoke(cli, ["plan", "--configfile", "mine.yaml", *options], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture
+def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildPaths:
+    """Of the sample's eight shards six are answered, one is begun and one waits: 12 prompts each."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config").symlink_to(REPO / "config")
+    (tmp_path / "mine.yaml").write_text(OVERLAY)
+    settings = load(Path("mine.yaml"))
+    made = MadeBuild(find_build(settings, Path()).root, settings, shards=8)
+    build = made.write([good(number, server=f"http://127.0.0.1:{number % 2 + 1}") for number in range(96)])
+    for shard in made.names()[6:]:
+        for path in (build.completions(shard), build.tokens(shard), build.manifest(shard)):
+            path.unlink()
+    with open_journal(build.journal(made.names()[6])) as journal:
+        for number in range(5):
+            journal.append({"conversation_id": f"c{number}", "turn": 0, "reason": None})
+    return build
+
+
+def test_what_is_left_costs_what_the_finished_shards_took(build: BuildPaths) -> None:
+    told: dict[str, Any] = json.loads(plan("--json"))
+    known, costs = told["known"], told["estimate"]
+    assert (told["shards"]["generate"], known["prompts_to_generate"], known["servers"]) == (2, 24 - 5, 2)
+    rows = [row for path in build.root.glob("completions/*.parquet") for row in read_rows(path)]
+    mean = sum(row["completion_tokens"] for row in rows) / len(rows)
+    assert known["mean_output_tokens"] == pytest.approx(mean)
+    assert costs["tokens"] == pytest.approx(19 * mean)
+    assert costs["hours"] == pytest.approx(costs["server_hours"] / 2)
+    assert costs["usd"] == pytest.approx(costs["server_hours"] * 3.6)
+    assert "prompts           19   without an answer in this build" in plan()
+
+
+def test_what_is_not_known_yet_says_who_tells(build: BuildPaths) -> None:
+    for path in build.root.glob("completions/*.parquet"):
+        path.unlink()
+    text = plan()
+    assert "tokens     not known yet   the first finished shards tell, or --mean-tokens" in text
+    assert "GPU-hours  not known yet   the first finished shards tell, or --tokens-per-s" in text
+    given = json.loads(plan("--json", "--mean-tokens", "1000", "--tokens-per-s", "500"))
+    assert given["estimate"]["tokens"] == 91_000
+    assert given["estimate"]["server_hours"] == pytest.approx(91_000 / 500 / 3600)
