@@ -37,7 +37,7 @@ class Span:
     """What the living servers did in `seconds`."""
 
     seconds: float
-    tokens: int
+    tokens: float
     full: float  # share of their slots in use
 
     @property
@@ -130,9 +130,15 @@ def _full_from(log: Log, slots: int) -> float:
 
 def _span(logs: list[Log], begin: float, end: float, slots: int) -> Span:
     answered = [line for log in logs for line in log if line.get("outcome") == "answered"]
-    tokens = sum(line["tokens"] for line in answered if begin <= line["t"] < end)
+    tokens = sum(_made(line, begin, end) for line in answered)
     full = sum(_in_use(log, begin, end, slots) for log in logs) / (len(logs) * slots)
     return Span(end - begin, tokens, full)
+
+
+def _made(answer: dict[str, Any], begin: float, end: float) -> float:
+    """Its tokens between two moments: an answer under way at one of them counts in part."""
+    share = (min(answer["t"], end) - max(answer["t0"], begin)) / max(answer["t"] - answer["t0"], 1e-9)
+    return float(answer["tokens"] * max(0.0, share))
 
 
 def _in_use(log: Log, begin: float, end: float, slots: int) -> float:

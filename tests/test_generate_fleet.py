@@ -71,7 +71,7 @@ def assert_right(build: BuildPaths, settings: Settings, by_shard: Shards) -> Non
 def test_jobs_share_the_fleet_and_survive_its_servers_deaths(results: Path) -> None:
     source = random.Random(3)
     with SimFleet(3, CONFIG) as servers:
-        settings = make_settings(servers.urls, generate={"concurrency": 6, "patience_s": 20})
+        settings = make_settings(servers.urls, prompts={"shards": 3}, generate={"concurrency": 6, "patience_s": 20})
         build, by_shard = shards(settings, results, 3, 600 if SOAK else 150)
         with runlock.acquire(build.lock, runlock.myself("test")):
             jobs = [start(build, shard) for shard in by_shard]
