@@ -51,7 +51,7 @@ def start(action: str, settings: Settings, root: Path, *what: str) -> subprocess
 
 def killed(process: subprocess.Popen[bytes], proxy: S3Proxy, seconds: float) -> bool:
     """Kills `seconds` after the first request; whether it was still at work then."""
-    wait_until(lambda: proxy.requests > 0 or process.poll() is not None, 30)
+    wait_until(lambda: proxy.requests > 0 or process.poll() is not None, 120)
     time.sleep(seconds)
     at_work = process.poll() is None
     process.kill()

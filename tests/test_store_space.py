@@ -110,10 +110,12 @@ def test_a_run_waits_for_a_disk_with_a_core_to_spare(tmp_path: Path, small_disk:
             return [path.stem for path in logs if "for 600 s at most" in path.read_text()]
 
         with subprocess.Popen(mill.command(cores=2), cwd=mill.root, env=mill.environment()) as run:
-            wait_until(lambda: bool(waiting()), 120)
+            wait_until(lambda: bool(waiting()), 300)
             time.sleep(3)
             # Two cores, four shards that could be answered: one waits, and a core is there for what frees space.
             assert len(waiting()) == 1
+            told = mill.shardmill("status", "--build", str(build.root)).stdout
+            assert "nothing new is asked until it has 3 MB" in told
             ballast.unlink()
             assert run.wait(300) == 0
     assert len(list((build.root / "manifests").glob("*.json"))) == 4

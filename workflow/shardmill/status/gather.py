@@ -17,6 +17,7 @@ from shardmill.files import read_json
 from shardmill.fleet import history, runlock
 from shardmill.fleet.gpus import Gpu
 from shardmill.fleet.home import Home
+from shardmill.generate.space import room_of
 from shardmill.paths import BuildPaths
 from shardmill.settings import Settings
 from shardmill.status import outlook, servers, trends
@@ -79,7 +80,11 @@ class Gatherer:
             failures=failures(build, shards, done, self._examples),
             **_effort(shards, done).as_dict(),
             trends=moving,
-            warnings=(*_warnings(run, fleet, stages, now), *(trend.warning for trend in moving if trend.warning)),
+            warnings=(
+                *_warnings(run, fleet, stages, now),
+                *_disk(build, run),
+                *(trend.warning for trend in moving if trend.warning),
+            ),
         )
 
 
@@ -252,6 +257,15 @@ def _warnings(run: RunNow, fleet: Fleet, shards: Shards, now: float) -> list[str
         if server.state in ("refused", "failed"):
             warnings.append(f"{server.name} is {server.state}: {server.why}")
     return [*warnings, *_capped(fleet)]
+
+
+def _disk(build: BuildPaths, run: RunNow) -> list[str]:
+    room = room_of(build.root)
+    if not (run.at_work and room.tight):
+        return []
+    return [
+        f"the disk has {room.free / 1e6:,.0f} MB left: nothing new is asked until it has {room.needed / 1e6:,.0f} MB"
+    ]
 
 
 def _capped(fleet: Fleet) -> list[str]:
