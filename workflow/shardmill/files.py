@@ -29,7 +29,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
         with temporary.open("rb") as stream:
             os.fsync(stream.fileno())
         temporary.replace(path)
-        _sync_folder(path.parent)
+        sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -75,8 +75,9 @@ def sha256_json(value: Any) -> str:
     return hashlib.sha256(canonical_json(value)).hexdigest()
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Brings a file's content, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

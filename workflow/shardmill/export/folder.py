@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from shardmill.errors import UsageError
+from shardmill.files import sync
 
 
 @contextmanager
@@ -28,11 +29,11 @@ def new_folder(out: Path) -> Iterator[Path]:
         yield temporary
         for folder, _, files in os.walk(temporary):
             for name in files:
-                _sync(Path(folder) / name)
-            _sync(Path(folder))
+                sync(Path(folder) / name)
+            sync(Path(folder))
         _refuse(out)
         temporary.replace(out)
-        _sync(out.parent)
+        sync(out.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -48,11 +49,3 @@ def _refuse(out: Path) -> None:
         return
     if out.exists():
         raise UsageError(f"{out} is there already: give --out a folder that is new or empty.")
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

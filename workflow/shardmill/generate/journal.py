@@ -22,6 +22,7 @@ from typing import Any
 import orjson
 
 from shardmill.errors import NO_SPACE, ShardmillError
+from shardmill.files import sync
 
 _HEAD = re.compile(rb"([0-9a-f]{8}) ([0-9]{1,10}) ")
 _LONGEST_HEAD = 32
@@ -133,7 +134,7 @@ def open_journal(path: Path, wait_s: float = 60.0) -> Journal:
     while True:
         descriptor = _try_lock(path)
         if descriptor is not None:
-            _sync_folder(path.parent)
+            sync(path.parent)
             return Journal(path, descriptor)
         if time.monotonic() > deadline:
             raise ShardmillError(
@@ -211,12 +212,3 @@ def _write_all(descriptor: int, data: bytes, offset: int) -> None:
         written = os.pwrite(descriptor, view, offset)
         view = view[written:]
         offset += written
-
-
-def _sync_folder(folder: Path) -> None:
-    """Brings a new file's name to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -19,6 +19,7 @@ from shardmill.status.model import Status
 _FILES = {
     "/": ("page.html", "text/html; charset=utf-8"),
     "/monitor.css": ("monitor.css", "text/css; charset=utf-8"),
+    "/words.js": ("words.js", "text/javascript; charset=utf-8"),
     "/monitor.js": ("monitor.js", "text/javascript; charset=utf-8"),
 }
 _HEADERS = {
