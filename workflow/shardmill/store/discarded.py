@@ -7,11 +7,15 @@ makes the shard. It says nothing about what a build is, and is no part of the id
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
+from shardmill.errors import StoreError
 from shardmill.paths import BuildPaths
 from shardmill.settings import Settings
 from shardmill.store.manifest import root_key, uses_store
+
+log = logging.getLogger(__name__)
 
 
 def mark_discarded(settings: Settings, build: BuildPaths, shard: str) -> None:
@@ -51,13 +55,16 @@ def discarded_among(settings: Settings, build: BuildPaths, shards: Iterable[str]
 
 
 def end_mark(settings: Settings, build: BuildPaths, shard: str) -> None:
-    """For a shard that is finished. Raises StoreError; a mark that stays costs answers, and spoils nothing."""
+    """For a shard that is finished. A mark that can't be deleted stays: it costs answers some day, and spoils nothing."""
     if not build.discarded(shard).exists():
         return
     if uses_store(settings.s3):
         from shardmill.store.client import open_store
 
-        open_store(settings.s3).delete([_key(settings, build, shard)])
+        try:
+            open_store(settings.s3).delete([_key(settings, build, shard)])
+        except StoreError as error:
+            log.warning("The mark of %s as discarded is left in the store. %s", shard, error)
     build.discarded(shard).unlink()
 
 
