@@ -55,7 +55,7 @@ def discarded_among(settings: Settings, build: BuildPaths, shards: Iterable[str]
 
 
 def end_mark(settings: Settings, build: BuildPaths, shard: str) -> None:
-    """For a shard that is finished. A mark that can't be deleted stays: it costs answers some day, and spoils nothing."""
+    """For a shard that is finished. A mark that can't be deleted stays: it may cost answers, and spoils nothing."""
     if not build.discarded(shard).exists():
         return
     if uses_store(settings.s3):
