@@ -14,6 +14,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import orjson
 import pyarrow.parquet as pq
 import pytest
@@ -23,8 +24,10 @@ from readkit import CASES, case_input, prompt_rows, prompts_step, read
 from shardmill.errors import DataError
 from shardmill.files import read_json
 from shardmill.paths import BuildPaths
+from shardmill.quality.checks import read_check
 from shardmill.rendering import Decoder
 from shardmill.rendering.files import embedded_tokenizer
+from shardmill.settings import CHECKS
 from shardmill.turns import asked_turns
 from workspace import Workspace
 
@@ -202,3 +205,25 @@ def test_071_broken_syntax_stops_a_build_with_one_sentence(tmp_path: Path) -> No
     said = done.stdout + done.stderr
     assert "line 2, record 2: the file is cut off inside a string; 1 records come before it." in said
     assert "Traceback" not in said
+
+
+def test_061_and_062_residue_is_flagged_by_a_check_and_stays(tmp_path: Path) -> None:
+    """Where it goes to the model. Real markup, as in 061's second record, is no residue."""
+    files = []
+    for number in ("061", "062"):
+        asked = json.loads(Path(case_input(number)).read_text())
+        for record in asked:
+            record["conversations"].append({"from": "human", "value": "And then?"})  # so that its answer is history
+        files.append(tmp_path / f"{number}.json")
+        files[-1].write_text(json.dumps(asked))
+    build = prompts_step(tmp_path / "build", [*map(str, files)], prompts={"turns": "final"})
+    rows = prompt_rows(build)
+    assert sum("Copy code" in row["messages"] or "Too many requests" in row["messages"] for row in rows) == 2
+    check = read_check(CHECKS / "page_residue.sql")
+    with duckdb.connect() as connection:
+        connection.execute(f"CREATE VIEW prompts AS FROM '{build.root}/prompts/shard-*.parquet'")
+        value = connection.execute(check.query).fetchone()
+        assert check.examples is not None
+        examples = {text for _, text in connection.execute(check.examples).fetchall()}
+    assert (len(rows), value) == (5, (0.8,))
+    assert len(examples) == 3
