@@ -139,6 +139,23 @@ def test_rows_of_other_builds_stand_beside_those_made_here(tmp_path: Path) -> No
     assert list(drawn) == [("<b>training rows</b>", 0, 30), ("made here", 0, 20), ("from sample-1111111111", 20, 10)]
 
 
+def test_checks_and_page_are_made_again_without_prompts(tmp_path: Path) -> None:
+    """Of a build that was restored, or whose prompts were deleted: nothing is needed but completions and tokens."""
+    chosen = settings_of(quality={"limits": {"failed": 1, "failed_by_reason": 1}})
+    rows = [good(number, **({"status": "failed", "reason": "empty"} if number == 3 else {})) for number in range(30)]
+    build = reported(tmp_path / "made-0123456789", rows, chosen)
+    shutil.rmtree(build.root / "prompts")
+    for made in (build.quality_report, build.report_page, build.card):
+        made.unlink()
+    report = check_build(build, chosen)
+    write_report(build, chosen)
+    write_card(build, chosen)
+    assert report["passed"] and report["accounting"]["balanced"]
+    text = text_of(build.report_page.read_text())
+    assert "Training rows 29" in text and "1 empty" in text and "rejected 2" in text
+    assert build.card.exists()
+
+
 def test_a_build_without_a_row_has_no_verdict(tmp_path: Path) -> None:
     build = reported(tmp_path / "none-0123456789", [], settings_of())
     assert "none-0123456789 no verdict" in text_of(build.report_page.read_text())

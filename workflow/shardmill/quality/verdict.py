@@ -49,7 +49,7 @@ def render_verdict(report: dict[str, Any]) -> str:
 def _headline(report: dict[str, Any], bad: list[dict[str, Any]]) -> str:
     what = f"{_OF[report['scope']]} of {report['build']} ({report['rows']:,} rows)"
     total = len(report["checks"])
-    if report["verdict"] == "none":
+    if report.get("verdict") == "none":  # a report of an earlier version says passed or not, and no more
         return f"Checks of {what}: no verdict: {report['note']}."
     if not bad:
         return f"Checks of {what}: all {total} passed."
