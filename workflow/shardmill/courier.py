@@ -24,6 +24,7 @@ from shardmill.errors import ShardmillError
 from shardmill.fleet.home import Home
 from shardmill.paths import BuildPaths
 from shardmill.settings import Settings
+from shardmill.status.shards import Here, ManifestCache, Stage, look
 from shardmill.store.claims import owner_of
 from shardmill.store.manifest import root_key, uses_store
 
@@ -35,7 +36,7 @@ EVERY_S = 60.0
 _HEAD_BYTES = 256 << 10
 _TAIL_BYTES = 4 << 20
 _THREADS = 4
-_LAST_WORDS_S = 60.0
+_LAST_WORDS_S = 30.0
 
 Stamp = tuple[int, int]  # a file's time (ns) and size
 
@@ -59,6 +60,7 @@ class Courier:
         self._sent: dict[str, Stamp] = {}
         self._before = _time_of(build.couriered)
         self._began = time.time()
+        self._manifests = ManifestCache()
         self._store: Store | None = None
         self._told = False
         self._ending = threading.Event()
@@ -113,10 +115,8 @@ class Courier:
         return file
 
     def _progress(self, state: str) -> dict[str, Any]:
-        from shardmill.status.shards import Here, ManifestCache, Stage, look
-
-        now = time.time()
-        shards = look(self._settings, self._build, Here.of(self._build), ManifestCache(), state == "running", now)
+        now, here = time.time(), Here.of(self._build)
+        shards = look(self._settings, self._build, here, self._manifests, state == "running", now)
         stages = Counter(shard.stage for shard in shards)
         return {
             "build": self._build.name,
