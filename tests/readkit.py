@@ -101,12 +101,14 @@ def case_input(number: str) -> str:
 
 
 def prompts_step(folder: Path, files: Sequence[str], processes: int = 1, **config: Any) -> BuildPaths:
-    """The prompts step over `files` as its rule runs it, in a new build of 4 shards: `config` as in a config file."""
-    config = {"dataset": {"path": list(files)}, **config, "prompts": {"shards": 4, **config.get("prompts", {})}}
+    """The prompts step over `files` as its rule runs it, in a new build, of 4 shards where `config` doesn't say."""
+    config["dataset"] = {"path": list(files), **config.get("dataset", {})}
+    config["prompts"] = {"shards": 4, **config.get("prompts", {})}
+    settings = resolve(config)
     build = BuildPaths(folder)
     build.run.mkdir(parents=True)
     write_json(build.build_json, {"identity": {}, "counts": None})
-    make_prompts(resolve(config), build, shard_names(4), workers=processes)
+    make_prompts(settings, build, shard_names(settings.prompts.shards), workers=processes)
     return build
 
 

@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from readkit import CASES, case_input, prompt_rows, prompts_step, read
 from shardmill.errors import DataError
 from shardmill.files import read_json
-from shardmill.paths import BuildPaths
+from shardmill.paths import BuildPaths, shard_names
 from shardmill.quality.checks import read_check
 from shardmill.rendering import Decoder
 from shardmill.rendering.files import embedded_tokenizer
@@ -71,13 +71,10 @@ def test_all_cases_in_one_build(tmp_path: Path) -> None:
         folder.name[:3] for folder in CASES.glob("*-*") if int(folder.name[:3]) <= 109 and folder.name[:3] != "086"
     }
     # Ids and contents recur over the cases, which were not written to be read together.
+    prompts = {"shards": 8, "rejoin": False, "dedupe": False, "turns": "final"}
     (tmp_path / "all").mkdir()
     workspace = Workspace(
-        tmp_path / "all",
-        {
-            "dataset": {"path": [*map(str, files)], "bad_records": "reject"},
-            "prompts": {"rejoin": False, "dedupe": False, "turns": "final"},
-        },
+        tmp_path / "all", {"dataset": {"path": [*map(str, files)], "bad_records": "reject"}, "prompts": prompts}
     )
     done = workspace.snakemake("--until", "make_prompts")
     assert "Traceback" not in done.stdout + done.stderr
@@ -115,6 +112,12 @@ def test_all_cases_in_one_build(tmp_path: Path) -> None:
         assert sum(index in special for index in row["prompt_ids"]) == 2 * turns + 1
         if "\ufffd" not in row["messages"]:
             assert all(message["content"] in decode(row["prompt_ids"]) for message in messages)
+    # In another process and folder, with the files in another order: the same bytes.
+    again = prompts_step(
+        tmp_path / "again", [*map(str, reversed(files))], dataset={"bad_records": "reject"}, prompts=prompts
+    )
+    for name in shard_names(8):
+        assert again.prompts(name).read_bytes() == build.prompts(name).read_bytes()
     # 045: ids are data, never names of files.
     assert {path.name for path in (workspace.results / "prompts").iterdir()} == {
         *(f"shard-{number:05d}-of-00008.parquet" for number in range(8)),
