@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 _BUCKETS = 64
-_BATCH = 256
+_BATCH = 64  # rows that wait for each file: ids are ten times larger in Python than in Arrow
 
 
 class ShardSpool:
