@@ -112,5 +112,5 @@ def test_what_becomes_of_it(path: Path, tmp_path: Path) -> None:
 def test_without_rejoining(path: Path, tmp_path: Path) -> None:
     counts = read(path, tmp_path / "spool", rejoin=False).counts
     assert (counts.joined, counts.conversations, counts.duplicates) == (0, 16_650, 745)
-    # Of the 757 repeated contents 14 ask nothing, and are rejects; 2 more are equal once blank or leading turns are gone.
+    # Of the 757 repeated contents 14 ask nothing: rejects. 2 more are equal once blank or leading turns are gone.
     assert counts.rejects == {"empty_conversation": 126, "no_user_turn": 148, "empty_user": 2, "cut_off": 1}
