@@ -8,7 +8,6 @@ the run, which may be on another machine, then starts no other job and lets thos
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
@@ -25,6 +24,7 @@ def ask(build: BuildPaths, run: dict[str, Any] | None, why: str) -> None:
     """From a job that `run` (who held the build's lock when it began) has started. Nothing where that run is over."""
     if run is not None and runlock.holder(build.lock) == run:
         write_json(build.halt, {"why": why})
+        time.sleep(2 * _LOOK_S)  # so that the run knows before this job's end frees a core for the next
 
 
 def reason(build: BuildPaths) -> str | None:
@@ -44,5 +44,8 @@ def watch(build: BuildPaths) -> None:
 def _watch(build: BuildPaths) -> None:
     while not build.halt.exists():
         time.sleep(_LOOK_S)
-    if callable(signal.getsignal(signal.SIGTERM)):  # Snakemake's: it starts no more jobs, and waits for those at work
-        os.kill(os.getpid(), signal.SIGTERM)
+    # Snakemake's own: it starts no more jobs, and waits for those at work. Called from this thread, since it takes a
+    # lock that the main thread, which a signal would interrupt, may hold.
+    stop = signal.getsignal(signal.SIGTERM)
+    if callable(stop):
+        stop(signal.SIGTERM, None)
