@@ -98,6 +98,10 @@ def fetch_manifest(store: Store, s3: S3, build: BuildPaths, shard: str) -> tuple
 def take_shard(store: Store, build: BuildPaths, manifest: Manifest, raw: bytes) -> int:
     """Makes the local files those that `manifest` names, the manifest last; returns how many bytes were downloaded."""
     local = build.manifest(manifest.shard)
+    for path in (local, *(build.root / item.path for item in manifest.objects)):
+        for left in path.parent.glob(f".{path.name}.*.tmp"):
+            # What a killed restore left; this build's lock lets nobody else write here.
+            left.unlink(missing_ok=True)
     if not local.exists() or local.read_bytes() != raw:
         # A manifest that names other content must be gone before the first file is replaced.
         local.unlink(missing_ok=True)
@@ -122,8 +126,5 @@ def _take_object(store: Store, build: BuildPaths, item: Entry) -> int:
         raise StoreError(f"The manifest of {path.stem} names no object in {store.bucket}: publish the shard again.")
     if path.exists() and path.stat().st_size == item.size and sha256_file(path) == item.sha256:
         return 0
-    for left in path.parent.glob(f".{path.name}.*.tmp"):
-        # What a killed download left; this build's lock lets nobody else write here.
-        left.unlink(missing_ok=True)
     download_file(store, item.key, path, item.size, item.sha256)
     return item.size
