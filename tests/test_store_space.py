@@ -69,7 +69,7 @@ def test_a_disk_that_stays_tight_ends_the_job_and_what_was_answered_is_kept(tmp_
         with pytest.raises(ShardmillError, match=r"has had less than .* left for 0 s \(generate\.patience_s\): free"):
             generate(settings, build)
         disk[0] = 100
-        generate(settings, build)
+        generate(make_settings(fleet.urls, generate={"concurrency": 2, "patience_s": 60}), build)
         assert len(completions(build)) == 40 == sum(fleet.received().values())
 
 
