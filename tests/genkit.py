@@ -126,7 +126,8 @@ class StandIn:
     async def lease(self, avoid: frozenset[str] = frozenset(), alone: bool = False) -> Lease:
         async with self._change:
             try:
-                await asyncio.wait_for(self._change.wait_for(lambda: self._free(avoid, alone)), self._patience_s)
+                async with asyncio.timeout(self._patience_s):
+                    await self._change.wait_for(lambda: self._free(avoid, alone))
             except TimeoutError:
                 raise NoServers("No server was left.") from None
             url = self._free(avoid, alone)[0]
