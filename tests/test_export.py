@@ -254,6 +254,15 @@ def test_the_same_build_makes_the_same_bytes(tmp_path: Path) -> None:
         assert contents[0] == contents[1]
 
 
+@pytest.mark.parametrize("beyond", ["a-file/out", "a-file/new/out", "/proc/out", "x" * 300])
+def test_a_place_where_no_folder_can_be_made_is_one_sentence(tmp_path: Path, beyond: str) -> None:
+    build = make_build(tmp_path, SOME)
+    (tmp_path / "a-file").touch()
+    with pytest.raises(UsageError, match=r"^No folder can be made at .* \(.+\): give --out another place\.$"):
+        run("specforge", build, tmp_path / beyond)
+    assert (tmp_path / "a-file").read_bytes() == b""
+
+
 @pytest.mark.parametrize("passed", [None, False])
 def test_a_build_that_is_not_well_needs_partial(tmp_path: Path, passed: bool | None) -> None:
     build = make_build(tmp_path, SOME, passed=passed)

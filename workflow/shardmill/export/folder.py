@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from shardmill.errors import UsageError
+from shardmill.errors import NO_SPACE, UsageError
 from shardmill.files import sync
 
 
@@ -18,13 +18,19 @@ def new_folder(out: Path) -> Iterator[Path]:
     """A temporary folder beside `out`; it becomes `out`, on disk, when the block ends well, and goes otherwise.
 
     A killed process leaves it, under a hidden name that no reader looks for (`left_over`). Raises UsageError when
-    there is something at `out` already.
+    there is something at `out` already, or no folder can be made there.
     """
     out = out.resolve()
-    _refuse(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
     temporary = out.with_name(f".{out.name}.{secrets.token_hex(4)}.tmp")
-    temporary.mkdir()
+    try:
+        _refuse(out)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        temporary.mkdir()
+    except OSError as error:
+        if error.errno in NO_SPACE:
+            raise
+        why = os.strerror(error.errno) if error.errno else str(error)
+        raise UsageError(f"No folder can be made at {out} ({why}): give --out another place.") from None
     try:
         yield temporary
         for folder, _, files in os.walk(temporary):
