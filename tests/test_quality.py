@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -70,7 +71,10 @@ def test_a_sound_build_passes_every_check(tmp_path: Path) -> None:
     assert report["passed"]
     assert {check["name"] for check in report["checks"]} == {path.stem for path in CHECKS.glob("*.sql")}
     assert report == read_json(build.quality_report)
-    assert "all" in render_verdict(report)
+    # No thinking, no failure, no word of what generate cut: four checks have nothing to judge, and five have no limit.
+    without_rows = {check["name"] for check in report["checks"] if check["value"] is None}
+    assert without_rows == {"no_thinking", "thinking_not_closed", "failed_by_reason", "cut_at_stop"}
+    assert render_verdict(report).endswith("(40 rows): 27 passed, 4 had no rows to judge, 5 only reported.")
 
 
 def test_a_sound_thinking_build_passes(tmp_path: Path) -> None:
@@ -88,6 +92,8 @@ def test_the_seeds_disaster_is_stopped_at_the_gate(tmp_path: Path) -> None:
     assert {"nearly_empty", "no_thinking", "equal_answers"} <= failing(report)
     assert report == read_json(build.pilot_report)
     shown = render_verdict(report)
+    counts = [int(count) for count in re.findall(r"(\d+) (?:passed|FAILED|of no|had no|only)", shown.splitlines()[0])]
+    assert len(counts) >= 4 and sum(counts) == len(report["checks"]), "each check is in one count"
     for said in ("no_thinking", "100.0%", "≤ 5.0%", "<think> </think> OK.", "chat template"):
         assert said in shown
     empty = next(check for check in report["checks"] if check["name"] == "nearly_empty")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterator
 from typing import Any
 
 _WIDTH = 110
@@ -48,17 +49,26 @@ def render_verdict(report: dict[str, Any]) -> str:
 
 def _headline(report: dict[str, Any], bad: list[dict[str, Any]]) -> str:
     what = f"{_OF[report['scope']]} of {report['build']} ({report['rows']:,} rows)"
-    total = len(report["checks"])
     if report.get("verdict") == "none":  # a report of an earlier version says passed or not, and no more
         return f"Checks of {what}: no verdict: {report['note']}."
-    if not bad:
-        return f"Checks of {what}: all {total} passed."
+    return f"Checks of {what}: {', '.join(_counted(report['checks'], bad))}."
+
+
+def _counted(checks: list[dict[str, Any]], bad: list[dict[str, Any]]) -> Iterator[str]:
+    """What had nothing to judge has not passed, and is counted apart (the report marks it the same way)."""
+    reported = sum(check["limit"] is None for check in checks)
+    without_rows = sum(check["value"] is None for check in checks if check["limit"] is not None)
     stopping = sum(_verdict(check) == "FAILED" for check in bad)
     others = len(bad) - stopping
-    said = f"{total - len(bad)} of {total} passed"
-    said += f", {stopping} FAILED" if stopping else ""
-    said += f", {others} of no consequence (warnings or overridden)" if others else ""
-    return f"Checks of {what}: {said}."
+    yield f"{len(checks) - len(bad) - reported - without_rows} passed"
+    if stopping:
+        yield f"{stopping} FAILED"
+    if others:
+        yield f"{others} of no consequence (warnings or overridden)"
+    if without_rows:
+        yield f"{without_rows} had no rows to judge"
+    if reported:
+        yield f"{reported} only reported"
 
 
 def _verdict(check: dict[str, Any]) -> str:
