@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 import shlex
@@ -16,9 +17,10 @@ import click
 from shardmill.cli_common import build_options, target
 from shardmill.digests import input_digests
 from shardmill.errors import ShardmillError
-from shardmill.settings import Settings, load
+from shardmill.settings import Servers, Settings, load
 
 _MIN_DISK = 2e9
+_ASK_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ def _findings(settings: Settings, base: Path) -> Iterator[Finding]:
     yield _python()
     yield _attempt("inputs", lambda: _inputs(settings, base))
     yield _disk(base / settings.results)
-    yield _attempt("servers", lambda: _servers(settings))
+    yield from _servers(settings)
     if settings.s3.bucket is not None and not settings.s3.offline:
         yield _attempt("store", lambda: _store(settings))
 
@@ -89,12 +91,17 @@ def _disk(results: Path) -> Finding:
     return Finding("disk", free >= _MIN_DISK, f"{free / 1e9:.1f} GB free for {results}")
 
 
-def _servers(settings: Settings) -> Finding:
+def _servers(settings: Settings) -> Iterator[Finding]:
     servers = settings.servers
     if servers.api_key_env is not None and servers.api_key_env not in os.environ:
-        return Finding("servers", False, f"servers.api_key_env names {servers.api_key_env}, which is not set.")
-    if not servers.launch:
-        return Finding("servers", True, f"endpoints are given; `shardmill servers status` asks them ({servers.engine})")
+        yield Finding("servers", False, f"servers.api_key_env names {servers.api_key_env}, which is not set.")
+    elif servers.launch:
+        yield _launched(servers)
+    else:
+        yield from _endpoints(settings)
+
+
+def _launched(servers: Servers) -> Finding:
     if servers.engine == "llamacpp":
         found = importlib.util.find_spec("xllamacpp") is not None
         return Finding("servers", found, "the embedded server is installed" if found else "Run `make venv`.")
@@ -103,6 +110,33 @@ def _servers(settings: Settings) -> Finding:
     if path is None:
         return Finding("servers", False, f"{command} is not found: run `make sglang-venv`, or set servers.command.")
     return Finding("servers", True, f"{path} on GPUs {', '.join(str(gpu) for gpu in servers.gpus)}")
+
+
+def _endpoints(settings: Settings) -> Iterator[Finding]:
+    """Asks each once, as `shardmill servers status` does."""
+    from shardmill.fleet.command import look
+
+    file = settings.servers.endpoints_file
+    missing = file is not None and not Path(file).exists()
+    if missing:
+        yield Finding("servers", False, f"servers.endpoints_file names {file}, which is not there: one URL a line.")
+    try:
+        state = asyncio.run(look(settings, _ASK_S))
+    except ShardmillError as error:
+        yield Finding("servers", False, str(error))
+        return
+    assert state is not None, "only servers that are launched can't be looked at without a fleet"
+    servers = state["servers"]
+    ready = sum(server["state"] == "ready" for server in servers)
+    if ready:
+        said = [f"{ready} of {len(servers)} endpoints ready ({settings.servers.engine}).", *state["warnings"]]
+        yield Finding("servers", True, " ".join(said))
+    elif not servers and not missing:
+        yield Finding("servers", False, "No endpoint is given: name one in servers.endpoints or its file.")
+    for server in servers:
+        if server["state"] != "ready":
+            why = " ".join(server["why"].split())  # what it answered may have several lines
+            yield Finding("servers", False, f"{server['url']}: {why or server['state']}")
 
 
 def _store(settings: Settings) -> Finding:

@@ -75,8 +75,11 @@ async def down(settings: Settings) -> int:
     return count
 
 
-async def look(settings: Settings) -> State | None:
-    """The fleet's state now. Without a fleet: what the endpoints themselves say, or None when servers are launched."""
+async def look(settings: Settings, wait_s: float = _LOOK_S) -> State | None:
+    """The fleet's state now. Without a fleet: what the endpoints themselves say, or None when servers are launched.
+
+    wait_s: for an endpoint's answer.
+    """
     home = Home.of(settings)
     connection = await starter.connect(home)
     if connection is not None:
@@ -88,7 +91,7 @@ async def look(settings: Settings) -> State | None:
             writer.close()
     if settings.servers.launch:
         return None
-    return await _look_at_endpoints(settings, home)
+    return await _look_at_endpoints(settings, home, wait_s)
 
 
 def last_state(settings: Settings) -> State | None:
@@ -100,7 +103,7 @@ def last_state(settings: Settings) -> State | None:
     return state
 
 
-async def _look_at_endpoints(settings: Settings, home: Home) -> State:
+async def _look_at_endpoints(settings: Settings, home: Home, wait_s: float) -> State:
     key = os.environ.get(settings.servers.api_key_env) if settings.servers.api_key_env else None
     async with new_session() as session:
         site = Site(
@@ -115,7 +118,7 @@ async def _look_at_endpoints(settings: Settings, home: Home) -> State:
             log=lambda _: None,
         )
         members = [Member(endpoint.name, site, None, url=endpoint.url) for endpoint in endpoints(settings)]
-        await asyncio.gather(*(member.inspect(_LOOK_S) for member in members))
+        await asyncio.gather(*(member.inspect(wait_s) for member in members))
         now = site.clock()
         return {
             "key": home.root.name,
