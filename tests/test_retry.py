@@ -167,7 +167,7 @@ def test_nothing_failed_is_said_and_nothing_is_touched(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("retry", "emty"), "emty is not a reason why rows fail: did you mean empty."),
+        (("retry", "emty"), "emty is not a reason why rows fail: did you mean empty?"),
         (("retry", "timeout"), "timeout is not a reason why rows fail: there are empty, repetition"),
         (("discard", "shard-00002-of-00002"), "is not a shard of sample-0123456789: did you mean shard-0000"),
         (("discard", "shard-0"), "is not a shard of sample-0123456789"),

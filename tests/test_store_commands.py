@@ -183,7 +183,7 @@ def test_pull_that_is_broken_off_says_what_came_and_goes_on(
         bad = proxy.add("flip", operation="GetObject", key=f"tokens/{SHARDS[2]}")
         done = call("pull", NAME, "--configfile", config, "--results", "elsewhere", expect=1)
         last = done.stdout.splitlines()[-1]
-        assert last.startswith("Pulled in part: 7 of 8 shards") and "all are published, 1 problems" in last
+        assert last.startswith("Pulled in part: 7 of 8 shards") and "all are published, 1 problem." in last
         assert f"Error: {SHARDS[2]}: " in done.stderr and bad.hits == 5
         there = BuildPaths(Path("elsewhere") / NAME)
         assert not there.manifest(SHARDS[2]).exists()
@@ -205,7 +205,7 @@ def test_pull_of_what_is_not_there(settings: Settings, build: BuildPaths, tmp_pa
     config = configfile(settings, tmp_path)
     done = call("pull", NAME[:-1], "--configfile", config, "--results", "elsewhere", expect=1)
     assert f"There is no build {NAME[:-1]} in s3://" in str(done.exception)
-    assert f"did you mean {NAME}" in str(done.exception)
+    assert f"did you mean {NAME}?" in str(done.exception)
     done = call("pull", "zebra", "--configfile", config, "--results", "elsewhere", expect=1)
     assert "`shardmill inventory` lists" in str(done.exception)
     for name in ("../other", "latest", ".."):

@@ -14,6 +14,7 @@ from shardmill.cli_common import build_options, target
 from shardmill.errors import DataError, UsageError
 from shardmill.export.rules import Longer, Rules
 from shardmill.export.splits import Ids, parse_splits
+from shardmill.wording import counted
 
 if TYPE_CHECKING:
     from shardmill.export.run import Format
@@ -144,5 +145,5 @@ def _export(
     if as_json:
         click.echo(orjson.dumps(account.as_dict(), option=orjson.OPT_INDENT_2))
         return
-    click.echo(f"{account.build} for {trainer}, {len(account.files)} files in {out}: {account.summary()}")
+    click.echo(f"{account.build} for {trainer}, {counted(len(account.files), 'file')} in {out}: {account.summary()}")
     click.echo(account.advice)

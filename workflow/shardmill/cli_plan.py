@@ -17,6 +17,7 @@ from shardmill.paths import BuildPaths
 from shardmill.run import Run, plan_run
 from shardmill.schemas import count_rows
 from shardmill.status.outlook import server_count
+from shardmill.wording import counted
 
 _UNKNOWN = "not known yet"
 _MEASURED = 50  # shards
@@ -177,11 +178,7 @@ def _at(value: float | None, what: str, option: str) -> str:
 
 
 def _servers(count: int | None) -> str:
-    return (
-        "the servers are not counted before they are there"
-        if count is None
-        else f"on {count:,} server{'' if count == 1 else 's'}"
-    )
+    return "the servers are not counted before they are there" if count is None else f"on {counted(count, 'server')}"
 
 
 def _number(value: float | None, digits: int = 0) -> str:

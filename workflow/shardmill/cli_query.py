@@ -14,11 +14,15 @@ import orjson
 from shardmill.catalog import SHARDED
 from shardmill.cli_common import Target, build_options, target
 from shardmill.errors import DataError, UsageError
+from shardmill.wording import counted
 
 if TYPE_CHECKING:
     import duckdb
+    from rich.console import Console
+    from rich.table import Table
 
 _WIDEST = 60
+_NO_LIMIT = 1_000_000
 # Kinds of statements, as DuckDB names them. A PIVOT is several.
 _READING = {"SELECT", "EXPLAIN", "MULTI"}
 _ASIDE = re.compile(r"--[^\n]*|/\*.*?\*/|'(?:[^']|'')*'", re.DOTALL)
@@ -57,7 +61,8 @@ def query(sql: str, form: str, root: Path | None, configfiles: tuple[Path, ...])
         writer.writerow(names)
         writer.writerows(rows)
     else:
-        _table(names, rows)
+        _show(names, rows)
+        click.echo(counted(len(rows), "row"), err=True)
 
 
 def _refuse_writing(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
@@ -95,22 +100,50 @@ def _say_what_is_missing(subject: Target, view: str) -> None:
         click.echo(f"{view}: {here:,} of {all_shards:,} shards are here.", err=True)
 
 
-def _table(names: list[str], rows: list[tuple[Any, ...]]) -> None:
+def _show(names: list[str], rows: list[tuple[Any, ...]]) -> None:
+    """As a table where that fits the terminal; where not, each row as lines of `column: value`."""
     from rich.console import Console
+    from rich.measure import Measurement
+
+    console = Console()
+    table = _table(names, rows)
+    wanted = Measurement.get(console, console.options.update(max_width=_NO_LIMIT), table).maximum
+    if wanted <= console.width:
+        console.print(table)
+    else:
+        _list(console, names, rows)
+
+
+def _table(names: list[str], rows: list[tuple[Any, ...]]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for index, name in enumerate(names):
         numbers = all(isinstance(row[index], int | float) or row[index] is None for row in rows)
-        table.add_column(name, justify="right" if numbers and rows else "left", overflow="fold")
+        table.add_column(Text(name), justify="right" if numbers and rows else "left")
     for row in rows:
-        table.add_row(*(Text(_cell(value)) for value in row))
-    Console().print(table)
-    click.echo(f"{len(rows)} row{'' if len(rows) == 1 else 's'}", err=True)
+        table.add_row(*(Text(_shortened(_line(value))) for value in row))
+    return table
 
 
-def _cell(value: Any) -> str:
+def _list(console: Console, names: list[str], rows: list[tuple[Any, ...]]) -> None:
+    from rich.text import Text
+
+    labels = [f"{_shortened(name)}: " for name in names]
+    longest = max(map(len, labels))
+    for number, row in enumerate(rows, start=1):
+        console.print(Text(f"row {number}", style="bold"))
+        for label, value in zip(labels, row, strict=True):
+            # No line is wider than the terminal's, so that more than this is never shown of a value.
+            text = f"{label:<{longest}}{_line(value)[: console.width]}".rstrip()
+            console.print(Text(text), no_wrap=True, overflow="ellipsis")
+
+
+def _line(value: Any) -> str:
     text = "" if value is None else str(value)
-    line = " ".join(text.split()) if "\n" in text else text
+    return " ".join(text.split()) if "\n" in text else text
+
+
+def _shortened(line: str) -> str:
     return line if len(line) <= _WIDEST else line[: _WIDEST - 1] + "…"

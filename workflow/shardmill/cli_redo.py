@@ -15,6 +15,7 @@ from shardmill.fleet.runlock import acquire
 from shardmill.generate.reasons import MEANING, FailReason
 from shardmill.paths import shard_names
 from shardmill.store.manifest import root_key, uses_store
+from shardmill.wording import counted
 
 _NEXT = "`snakemake` makes it again"
 
@@ -45,12 +46,12 @@ def retry(reasons: tuple[str, ...], yes: bool, root: Path | None, configfiles: t
             rows.update(failed.rows)
         finished = sum(1 for failed in found if failed.finished)
         if finished and not yes:
-            _ask(subject, f"{finished} shards with failed rows")
+            _ask(subject, f"{counted(finished, 'shard')} with failed rows")
         for failed in found:
             forget_failed(subject.settings, subject.build, failed)
     counts = ", ".join(f"{count} {reason}" for reason, count in rows.most_common())
     click.echo(
-        f"{_count(rows.total(), 'row')} in {_count(len(found), 'shard')} of {subject.build.name} "
+        f"{counted(rows.total(), 'row')} in {counted(len(found), 'shard')} of {subject.build.name} "
         f"{'is' if rows.total() == 1 else 'are'} to be done again ({counts}); all other rows are kept. "
         f"`snakemake` does it."
     )
@@ -88,8 +89,8 @@ def _known(name: str, names: Sequence[str], what: str) -> None:
         return
     close = difflib.get_close_matches(name, names, n=1)
     few = names if len(names) <= 12 else [names[0], "…", names[-1]]
-    hint = f"did you mean {close[0]}" if close else f"there are {', '.join(few)}"
-    raise UsageError(f"{name} is not {what}: {hint}.")
+    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(few)}."
+    raise UsageError(f"{name} is not {what}: {hint}")
 
 
 def _ask(subject: Target, what: str) -> None:
@@ -102,7 +103,3 @@ def _ask(subject: Target, what: str) -> None:
 
 def _or(names: Sequence[str]) -> str:
     return " or ".join(names)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"

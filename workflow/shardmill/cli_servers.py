@@ -14,6 +14,7 @@ from shardmill.errors import UsageError
 from shardmill.files import read_json
 from shardmill.paths import BuildPaths
 from shardmill.settings import Settings, load, resolve
+from shardmill.wording import counted
 
 
 @click.group()
@@ -52,7 +53,7 @@ def down(root: Path | None, configfiles: tuple[Path, ...]) -> None:
     from shardmill.fleet import command
 
     count = asyncio.run(command.down(_settings(root, configfiles)))
-    click.echo(f"{count} server{'' if count == 1 else 's'} stopped." if count else "No server was running.")
+    click.echo(f"{counted(count, 'server')} stopped." if count else "No server was running.")
 
 
 @servers.command()

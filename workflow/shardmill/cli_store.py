@@ -15,6 +15,7 @@ from shardmill.errors import SettingsError, UsageError
 from shardmill.files import read_json, write_json
 from shardmill.paths import BuildPaths
 from shardmill.settings import Settings, load, resolve
+from shardmill.wording import counted
 
 
 @click.command()
@@ -102,7 +103,8 @@ def inventory(
     if not deletion.keys and not deletion.uploads:
         click.echo(f"Nothing to delete: {', '.join(doomed)} has nothing older than {hours:g} h.", err=True)
         return
-    what = f"{len(deletion.keys)} objects and {len(deletion.uploads)} unfinished uploads of {', '.join(doomed)}"
+    what = f"{counted(len(deletion.keys), 'object')} and {counted(len(deletion.uploads), 'unfinished upload')}"
+    what += f" of {', '.join(doomed)}"
     if not yes and not click.confirm(f"Delete {what} in s3://{store.bucket}/{settings.s3.prefix}?", err=True):
         raise UsageError("Nothing was deleted.")
     delete(store, deletion)
@@ -146,12 +148,14 @@ def pull(name: str, configfiles: tuple[Path, ...], results: Path | None) -> None
         click.echo(f"Error: {problem}", err=True)
     _remember(settings, build)
     of = pulled.shards if pulled.shards is not None else "an unknown number of"
-    came = f"{len(pulled.complete)} of {of} shards and {pulled.files} other files of {name} are in {build.root}"
+    came = (
+        f"{len(pulled.complete)} of {of} shards and {counted(pulled.files, 'other file')} of {name} are in {build.root}"
+    )
     if pulled.whole:
         click.echo(f"Pulled whole: {came} ({pulled.downloaded / 1e6:.1f} MB downloaded).")
         return
     missing = f"{pulled.published} are published" if pulled.published != pulled.shards else "all are published"
-    click.echo(f"Pulled in part: {came}; {missing}, {len(pulled.problems)} problems.")
+    click.echo(f"Pulled in part: {came}; {missing}, {counted(len(pulled.problems), 'problem')}.")
     sys.exit(1)
 
 

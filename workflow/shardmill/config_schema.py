@@ -34,7 +34,7 @@ def check(config: Mapping[str, Any]) -> None:
         known = error.schema.get("properties", {})
         unknown = next(key for key in error.instance if key not in known)
         key = f"{where}.{unknown}" if where else str(unknown)
-        raise SettingsError(f"Unknown setting {key}: {nearest(str(unknown), known)}.")
+        raise SettingsError(f"Unknown setting {key}: {nearest(str(unknown), known)}")
     if error.validator == "pattern":
         # The value may hold a password, as a URL can: say what it must be like, not what it is.
         raise SettingsError(f"Setting {where} is wrong: it must be {error.schema['x-form']}.")
@@ -68,13 +68,13 @@ def plain(value: Any) -> Any:
 
 
 def nearest(unknown: str, known: Mapping[str, Any]) -> str:
-    """What to say of a name that is not known."""
+    """What to say of a name that is not known, to its full stop or question mark."""
     import difflib
 
     close = difflib.get_close_matches(unknown, list(known), n=1)
     if close:
-        return f"did you mean {close[0]}"
-    return "known here are " + ", ".join(sorted(known))
+        return f"did you mean {close[0]}?"
+    return f"known here are {', '.join(sorted(known))}."
 
 
 def _typed(value: Any, node: Mapping[str, Any]) -> Any:

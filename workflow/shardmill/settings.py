@@ -222,17 +222,17 @@ def _refuse_contradictions(settings: Settings) -> None:
     if settings.prompts.max_prompt_tokens >= model.context:
         refuse("prompts.max_prompt_tokens", f"it must leave room for an answer in model.context ({model.context})")
     if settings.generate.pilot_shards > settings.prompts.shards:
-        refuse("generate.pilot_shards", f"there are only {settings.prompts.shards} shards (prompts.shards)")
+        refuse("generate.pilot_shards", f"it is more than prompts.shards ({settings.prompts.shards})")
     checks_dir = settings.quality.checks_dir
     if checks_dir is not None and not Path(checks_dir).is_dir():
         raise SettingsError(f"Setting quality.checks_dir names {checks_dir}, which is not a folder.")
     checks = dict.fromkeys(known_checks(checks_dir))
     for name in settings.quality.limits:
         if name not in checks:
-            raise SettingsError(f"Unknown check quality.limits.{name}: {config_schema.nearest(name, checks)}.")
+            raise SettingsError(f"Unknown check quality.limits.{name}: {config_schema.nearest(name, checks)}")
     for name in settings.quality.override:
         if name != "all" and name not in checks:
-            raise SettingsError(f"Unknown check {name} in quality.override: {config_schema.nearest(name, checks)}.")
+            raise SettingsError(f"Unknown check {name} in quality.override: {config_schema.nearest(name, checks)}")
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from datetime import datetime
 
 from shardmill.fleet.show import duration
 from shardmill.status.model import Status
+from shardmill.wording import counted
 
 
 def lines(status: Status) -> Iterator[tuple[str, str]]:
@@ -141,7 +142,7 @@ def _store(status: Status) -> str:
         parts.append(f"last {_clock(store.last_published)}")
     if store.behind_shards:
         since = "" if store.behind_s is None else f" for {duration(store.behind_s)}"
-        parts.append(f"{store.behind_shards:,} shards and {_bytes(store.behind_bytes)} waiting{since}")
+        parts.append(f"{counted(store.behind_shards, 'shard')} and {_bytes(store.behind_bytes)} waiting{since}")
     else:
         parts.append("nothing waiting")
     if store.upload_s is not None and store.upload_bytes_per_s is not None and store.lag_s is not None:

@@ -46,8 +46,8 @@ def find_build(settings: Settings, name: str) -> list[Listed]:
         prefix = root.removesuffix(f"{name}/")
         builds = [folder[len(prefix) :].rstrip("/") for folder in store.folders(prefix)]
         close = difflib.get_close_matches(name, builds, n=1)
-        hint = f"did you mean {close[0]}" if close else "`shardmill inventory` lists what is there"
-        raise StoreError(f"There is no build {name} in {store.url(prefix)} at {store.host}: {hint}.")
+        hint = f"did you mean {close[0]}?" if close else "`shardmill inventory` lists what is there."
+        raise StoreError(f"There is no build {name} in {store.url(prefix)} at {store.host}: {hint}")
     return listing
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from shardmill.store.inventory import Inventory
+from shardmill.wording import counted
 
 _SHOWN = 10
 
@@ -21,19 +22,20 @@ def inventory_lines(inventory: Inventory, usd_per_gb_month: float | None) -> Ite
             f"{_age(group.oldest):>8} {_age(group.newest):>8}"
         )
     for name, count in published.items():
-        yield f"{name}: {count} shards published"
+        yield f"{name}: {counted(count, 'shard')} published"
     unnamed = inventory.unnamed
     if unnamed:
         total = sum(listed.size for listed in unnamed)
-        yield f"{len(unnamed)} objects ({size(total)}) that no manifest names (--delete unnamed):"
+        yield f"{counted(len(unnamed), 'object')} ({size(total)}) that no manifest names (--delete unnamed):"
         yield from _some([f"{listed.key}  {size(listed.size)}  {_age(listed.modified)}" for listed in unnamed])
     if inventory.unreadable:
-        yield f"{len(inventory.unreadable)} manifests can't be read, so nothing of their builds counts as unnamed:"
+        unreadable = counted(len(inventory.unreadable), "manifest")
+        yield f"{unreadable} can't be read, so nothing of such a build counts as unnamed:"
         yield from _some(list(inventory.unreadable))
     if not inventory.uploads_known:
         yield "This store doesn't list unfinished multipart uploads."
     if inventory.uploads:
-        yield f"{len(inventory.uploads)} multipart uploads were never ended (--delete uploads):"
+        yield f"{counted(len(inventory.uploads), 'multipart upload')} not ended (--delete uploads):"
         yield from _some(
             [f"{left.upload.key}  {size(left.size)}  {_age(left.upload.started)}" for left in inventory.uploads]
         )
