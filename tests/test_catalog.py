@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -131,6 +132,29 @@ def query(build: BuildPaths, sql: str, *options: str) -> Result:
 )
 def test_a_query_reads(build: BuildPaths, sql: str) -> None:
     assert query(build, sql).exit_code == 0
+
+
+def shown(build: BuildPaths, sql: str, width: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = query(build, sql, "--format", "table").stdout.splitlines()
+    assert all(len(line) <= width for line in lines)
+    return lines
+
+
+def test_what_does_not_fit_the_terminal_is_shown_row_by_row(build: BuildPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = shown(build, "from completions limit 2", 80, monkeypatch)
+    assert len(lines) == 2 * (1 + len(COMPLETIONS.names) + 1)  # a heading, and the view's own column `shard`
+    assert [line for line in lines if line.startswith("row")] == ["row 1", "row 2"]
+    assert [line.partition(":")[0] for line in lines[1 : 1 + len(COMPLETIONS.names)]] == COMPLETIONS.names
+    assert re.fullmatch(r"prompt_id: +[0-9a-f]+…", lines[1])
+    assert re.fullmatch(r"shard: +shard-0000\d-of-00002", lines[-1])
+
+
+def test_what_fits_the_terminal_is_a_table(build: BuildPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    sql = "select repeat('x', 60) as text, 1234567 as number"
+    assert shown(build, sql, 69, monkeypatch) == [f"{'text':<60}   number", f"{'x' * 60}  1234567"]
+    assert shown(build, sql, 68, monkeypatch) == ["row 1", f"text:   {'x' * 60}", "number: 1234567"]
+    assert shown(build, sql, 40, monkeypatch) == ["row 1", f"text:   {'x' * 31}…", "number: 1234567"]
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import duckdb
 import pytest
+from click.testing import CliRunner
 
-from builds import MadeBuild, good, settings_of
+from builds import MadeBuild, good, long_answer, settings_of
 from shardmill.catalog import connect, write_catalog
+from shardmill.cli import cli
+from shardmill.digests import input_digests
+from shardmill.files import write_json
+from shardmill.plan import make_plan
+from shardmill.run import Run
 from workspace import REPO
 
 README = (REPO / "README.md").read_text()
@@ -34,6 +41,27 @@ def test_a_query_of_the_readme_works(query: str, tmp_path: Path, monkeypatch: py
     monkeypatch.chdir("/")
     with duckdb.connect(str(build.catalog), read_only=True) as catalog:
         assert catalog.execute(query).fetchall() == here
+
+
+def test_the_query_that_a_finished_run_suggests_fits_a_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = settings_of()
+    long = [good(number, text=long_answer(number, 90)) for number in range(20)]
+    build = MadeBuild(tmp_path / "made-0123456789", chosen).write(long)
+    plan = make_plan(chosen, build, set)
+    write_json(build.quality_passed(plan.checks_key), {})
+    Run(chosen, build, {}, input_digests(chosen, REPO), plan).succeeded()
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("  query ")]
+    _, command, *arguments = shlex.split(said)
+    (shown,) = re.findall(r"^  query    (.*)$", README, re.MULTILINE)
+    assert command == "shardmill" and shlex.split(shown)[-1] == arguments[-1]
+
+    monkeypatch.setenv("COLUMNS", "80")
+    result = CliRunner().invoke(cli, arguments)
+    head, *rows = result.stdout.splitlines()
+    assert head.split() == ["finish_reason", "completion_tokens", "answer"]
+    assert len(rows) == 5 and all(len(row) <= 80 for row in rows)
 
 
 @pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(([^)#:]+)\)", README))))

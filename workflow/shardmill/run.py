@@ -28,6 +28,8 @@ from shardmill.paths import BuildPaths
 from shardmill.plan import Plan, make_plan
 from shardmill.settings import Settings, layered, resolve
 
+# What a finished run suggests: columns that fit a terminal.
+FIRST_QUERY = "select finish_reason, completion_tokens, left(text, 40) as answer from completions limit 5"
 _VERSIONS = ("snakemake", "pyarrow", "duckdb", "transformers", "tokenizers", "boto3")
 
 
@@ -102,7 +104,7 @@ class Run:
             f"  report   {self.build.report_page}\n"
             f"  rows     {self.build.root / 'tokens'}\n"
             f"  catalog  {self.build.catalog}\n"
-            f"  query    shardmill query --build {shlex.quote(str(self.build.root))} 'from completions limit 5'\n"
+            f"  query    shardmill query --build {shlex.quote(str(self.build.root))} '{FIRST_QUERY}'\n"
         )
 
     def failed(self) -> None:
