@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from builds import MadeBuild, good, settings_of
 from shardmill.cli import cli
 from shardmill.errors import DataError
-from shardmill.files import read_json
+from shardmill.files import read_json, write_json
 from shardmill.paths import BuildPaths
 from shardmill.plan import Plan, make_plan
 from shardmill.schemas import read_rows
@@ -69,10 +69,18 @@ def test_a_damaged_json_file_is_named(tmp_path: Path) -> None:
         read_json(path)
 
 
+def test_a_renamed_build_says_its_name(finished: tuple[BuildPaths, Settings]) -> None:
+    build, settings = finished
+    write_json(build.settings, settings.as_dict())
+    copy = build.root.rename(build.root.with_name("COPY"))
+    for command in (["export", "specforge", "--out", str(copy.parent / "out")], ["verify"], ["discard", "shard-00000"]):
+        done = CliRunner().invoke(cli, [*command, "--build", str(copy)])
+        assert isinstance(done.exception, DataError) and f"rename it to {build.name} " in str(done.exception)
+    assert CliRunner().invoke(cli, ["query", "from tokens", "--build", str(copy)]).exit_code == 0
+
+
 def test_queries_that_are_empty_or_begin_with_a_comment(finished: tuple[BuildPaths, Settings]) -> None:
     build, settings = finished
-    from shardmill.files import write_json
-
     write_json(build.settings, settings.as_dict())
     at = ["--build", str(build.root)]
     commented = CliRunner().invoke(cli, ["query", "-- How many?\nselect count(*) as n from tokens", *at])

@@ -68,7 +68,7 @@ def configfile(settings: Settings, folder: Path) -> str:
 def test_a_right_build_verifies(build: BuildPaths) -> None:
     for flags in ((), ("--deep",)):
         done = call("verify", "--build", str(build.root), *flags)
-        assert done.output == f"{NAME}: of 8 shards 8 here, 8 in the store: all right.\n"
+        assert done.output == f"{NAME}: 8 of 8 shards are whole here, 8 are in the store: all right.\n"
 
 
 def _truncate(path: Path) -> None:
@@ -155,7 +155,20 @@ def test_verify_of_an_unfinished_build_counts_what_is_there(settings: Settings, 
     for shard in SHARDS[:3]:
         publish_shard(settings, build, shard)
     write_json(build.settings, settings.as_dict())
-    assert "of 8 shards 3 here, 3 in the store: all right" in call("verify", "--build", str(build.root)).output
+    said = call("verify", "--build", str(build.root)).output
+    left = ", ".join(SHARDS[3:])
+    assert f": 3 of 8 shards are whole here, 5 are not finished here ({left}), 3 are in the store: what is" in said
+
+
+def test_verify_tells_a_wrong_shard_from_one_that_is_not_finished(build: BuildPaths) -> None:
+    build.manifest(SHARDS[1]).unlink()
+    said = call("verify", "--build", str(build.root)).output
+    assert "7 of 8 shards are whole here, 1 is not finished here (shard-00001-of-00008), 8 are in the store" in said
+    assert said.endswith(": what is finished is right.\n")
+    build.completions(FIRST).unlink()
+    last = call("verify", "--build", str(build.root), expect=1).output.splitlines()[-1]
+    assert "6 of 8 shards are whole here, 1 is wrong (shard-00000-of-00008), 1 is not finished here" in last
+    assert last.endswith(": 1 problem.")
 
 
 def test_pull_brings_a_whole_build_that_later_commands_work_on(
@@ -167,7 +180,7 @@ def test_pull_brings_a_whole_build_that_later_commands_work_on(
     there = BuildPaths(Path("elsewhere") / NAME)
     for shard in SHARDS:
         assert files_of(there, shard) == files_of(build, shard)
-    assert "8 in the store: all right" in call("verify", "--deep", "--build", str(there.root)).output
+    assert "8 are in the store: all right" in call("verify", "--deep", "--build", str(there.root)).output
     assert json.loads(there.settings.read_bytes())["sampling"]["temperature"] == 0.5
     with s3_proxy(settings.s3.endpoint_url or "") as proxy:
         again = configfile(store_settings(proxy.url, prefix=settings.s3.prefix), tmp_path)
@@ -312,7 +325,7 @@ def test_the_commands_at_other_servers(name: str, tmp_path: Path) -> None:
             publish_shard(settings, build, shard)
         publish_files(settings, build, [build.build_json])
         write_json(build.settings, settings.as_dict())
-        assert "8 in the store: all right" in call("verify", "--deep", "--build", str(build.root)).output
+        assert "8 are in the store: all right" in call("verify", "--deep", "--build", str(build.root)).output
         config = configfile(settings, tmp_path)
         call("pull", NAME, "--configfile", config, "--results", "elsewhere")
         assert f"{NAME}: 8 shards published" in call("inventory", "--configfile", config).output

@@ -118,7 +118,7 @@ def test_a_build_over_three_machines(tmp_path: Path, moto: Server, proxy: S3Prox
         # No prompt was answered twice, over both machines.
         assert_asked_once(fleet)
         verified = b.shardmill("verify", "--deep")
-        assert "of 8 shards 8 here, 8 in the store: all right" in verified.stdout
+        assert "8 of 8 shards are whole here, 8 are in the store: all right" in verified.stdout
         assert b.plan() == {}
 
     # C has no servers and no dataset, and pulls.
@@ -190,7 +190,7 @@ def test_two_machines_at_the_same_time(tmp_path: Path, moto: Server) -> None:
                 one, other = (space.root / root / kind / name for space in spaces)
                 assert one.read_bytes() == other.read_bytes()
         for space in spaces:
-            assert "8 in the store: all right" in space.shardmill("verify", "--deep").stdout
+            assert "8 are in the store: all right" in space.shardmill("verify", "--deep").stdout
         assert_asked_once(fleet)
 
 

@@ -14,7 +14,7 @@ from shardmill.errors import UsageError
 from shardmill.fleet.runlock import acquire
 from shardmill.generate.reasons import MEANING, FailReason
 from shardmill.paths import shard_names
-from shardmill.store.manifest import root_key, uses_store
+from shardmill.store.manifest import refuse_renamed, root_key, uses_store
 from shardmill.wording import counted
 
 _NEXT = "`snakemake` makes it again"
@@ -36,6 +36,7 @@ def retry(reasons: tuple[str, ...], yes: bool, root: Path | None, configfiles: t
     for reason in reasons:
         _known(reason, [str(known) for known in FailReason], "a reason why rows fail")
     subject = target(root, configfiles)
+    refuse_renamed(subject.build)
     with acquire(subject.build.lock):
         found = find_failed(subject.settings, subject.build, reasons)
         if not found:
@@ -70,6 +71,7 @@ def discard(shards: tuple[str, ...], yes: bool, root: Path | None, configfiles: 
     from shardmill.redo import discard_shard
 
     subject = target(root, configfiles)
+    refuse_renamed(subject.build)
     for shard in shards:
         _known(shard, shard_names(subject.settings.prompts.shards), f"a shard of {subject.build.name}")
     with acquire(subject.build.lock):

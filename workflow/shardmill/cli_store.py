@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import orjson
@@ -16,6 +17,11 @@ from shardmill.files import read_json, write_json
 from shardmill.paths import BuildPaths
 from shardmill.settings import Settings, load, resolve
 from shardmill.wording import counted
+
+if TYPE_CHECKING:
+    from shardmill.store.verify import Verified
+
+_NAMED = 5  # shards
 
 
 @click.command()
@@ -34,7 +40,9 @@ def verify(deep: bool, as_json: bool, root: Path | None, configfiles: tuple[Path
                 {
                     "build": subject.build.name,
                     "shards": found.shards,
-                    "here": found.here,
+                    "here": found.whole,
+                    "wrong": found.wrong,
+                    "unfinished": found.unfinished,
                     "store": found.store,
                     "problems": [
                         {"where": item.where, "kind": item.kind, "path": item.path, "detail": item.detail}
@@ -47,10 +55,26 @@ def verify(deep: bool, as_json: bool, root: Path | None, configfiles: tuple[Path
     else:
         for problem in found.problems:
             click.echo(str(problem))
-        stored = f", {found.store} in the store" if found.store is not None else ""
-        verdict = f"{len(found.problems)} problems" if found.problems else "all right"
-        click.echo(f"{subject.build.name}: of {found.shards} shards {found.here} here{stored}: {verdict}.")
+        click.echo(_verified(subject.build.name, found))
     sys.exit(1 if found.problems else 0)
+
+
+def _verified(name: str, found: Verified) -> str:
+    """Where every shard stands, in one line."""
+    parts = [f"{found.whole} of {counted(found.shards, 'shard')} {_are(found.whole)} whole here"]
+    for shards, state in ((found.wrong, "wrong"), (found.unfinished, "not finished here")):
+        if shards:
+            more = f" and {len(shards) - _NAMED} more" if len(shards) > _NAMED else ""
+            parts.append(f"{len(shards)} {_are(len(shards))} {state} ({', '.join(shards[:_NAMED])}{more})")
+    if found.store is not None:
+        parts.append(f"{found.store} {_are(found.store)} in the store")
+    right = "what is finished is right" if found.unfinished else "all right"
+    verdict = counted(len(found.problems), "problem") if found.problems else right
+    return f"{name}: {', '.join(parts)}: {verdict}."
+
+
+def _are(number: int) -> str:
+    return "is" if number == 1 else "are"
 
 
 @click.command()

@@ -16,7 +16,7 @@ from shardmill.errors import DataError
 from shardmill.files import read_json, sha256_file
 from shardmill.paths import BuildPaths, shard_names
 from shardmill.schemas import TOKENS
-from shardmill.store.manifest import manifest_matches, read_manifest
+from shardmill.store.manifest import manifest_matches, read_manifest, refuse_renamed
 
 _COLUMNS = ["conversation_id", "source_id", "turn", "input_ids", "loss_mask"]
 # 256 rows of 32 K tokens are 40 MB.
@@ -46,7 +46,11 @@ class Source:
 
 
 def open_source(build: BuildPaths, shards: int) -> Source:
-    """Looks at `build`, which has `shards` shards. Raises DataError when nothing tells its model's vocabulary."""
+    """Looks at `build`, which has `shards` shards.
+
+    Raises DataError when nothing tells its model's vocabulary, or the folder was renamed.
+    """
+    refuse_renamed(build)
     facts = read_json(build.build_json) if build.build_json.exists() else {}
     if not facts.get("model"):
         raise DataError(f"{build.build_json} doesn't name the model's vocabulary: run the prompts step first.")

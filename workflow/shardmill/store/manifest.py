@@ -12,7 +12,7 @@ import orjson
 
 from shardmill import __version__
 from shardmill.errors import DataError
-from shardmill.files import sha256_file
+from shardmill.files import read_json, sha256_file
 from shardmill.paths import BuildPaths
 from shardmill.settings import S3
 
@@ -150,6 +150,17 @@ def manifest_matches(build: BuildPaths, shard: str, root: str | None = None) -> 
         return all((build.root / item.path).stat().st_size == item.size for item in manifest.objects)
     except (FileNotFoundError, NotADirectoryError, DataError):
         return False
+
+
+def refuse_renamed(build: BuildPaths) -> None:
+    """Raises DataError when the folder has another name than its build: its manifests hold for that name alone."""
+    facts = read_json(build.build_json) if build.build_json.exists() else {}
+    name = facts.get("build")
+    if name is not None and name != build.name:
+        raise DataError(
+            f"The folder {build.root} holds the build {name} under another name, so that its manifests don't count: "
+            f"rename it to {name} (in another folder, should there be one of that name beside it)."
+        )
 
 
 def _entry(item: Mapping[str, Any]) -> Entry:

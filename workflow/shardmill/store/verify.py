@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +15,7 @@ from shardmill.errors import DataError, StoreError
 from shardmill.files import sha256_file
 from shardmill.paths import BuildPaths, shard_names
 from shardmill.settings import Settings
-from shardmill.store.manifest import KINDS, Entry, Manifest, root_key, uses_store
+from shardmill.store.manifest import KINDS, Entry, Manifest, refuse_renamed, root_key, uses_store
 
 if TYPE_CHECKING:
     from shardmill.store.client import Store
@@ -37,10 +38,15 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What was looked at, and what was wrong with it. Unfinished shards are no problem."""
+    """What was looked at, and what was wrong with it. Unfinished shards are no problem.
+
+    Each shard is whole here, wrong here, or without a manifest here.
+    """
 
     shards: int
-    here: int  # shards with a manifest on this machine
+    whole: int
+    wrong: tuple[str, ...]
+    unfinished: tuple[str, ...]
     store: int | None  # shards with a manifest in the store; None without one
     problems: tuple[Problem, ...]
 
@@ -49,11 +55,14 @@ def verify_build(settings: Settings, build: BuildPaths, deep: bool = False) -> V
     """Checks every finished shard: files there and in the store, sizes, local sha256, footers and counts.
 
     `deep` also reads every Parquet file to its end, counts its rows by status, and downloads every object to hash it.
-    Raises StoreError when the store can't be read at all.
+    Raises StoreError when the store can't be read at all, DataError when the build's folder was renamed.
     """
+    refuse_renamed(build)
     shards = shard_names(settings.prompts.shards)
     present = [shard for shard in shards if build.manifest(shard).exists()]
-    problems = [*_each(partial(_local_shard, build, deep), present), *_local_extra(build, shards)]
+    found_here = dict(zip(present, _each(partial(_local_shard, build, deep), present), strict=True))
+    wrong = tuple(shard for shard, problems in found_here.items() if problems)
+    problems = [*itertools.chain.from_iterable(found_here.values()), *_local_extra(build, shards)]
     published = None
     if uses_store(settings.s3):
         found, more = _verify_store(settings, build, shards, deep)
@@ -64,13 +73,13 @@ def verify_build(settings: Settings, build: BuildPaths, deep: bool = False) -> V
             for shard in present
             if shard not in found
         ]
-    return Verified(len(shards), len(present), published, tuple(problems))
+    unfinished = tuple(shard for shard in shards if shard not in found_here)
+    return Verified(len(shards), len(present) - len(wrong), wrong, unfinished, published, tuple(problems))
 
 
-def _each(check: Callable[[str], list[Problem]], names: Iterable[str]) -> Iterator[Problem]:
+def _each(check: Callable[[str], list[Problem]], names: Iterable[str]) -> list[list[Problem]]:
     with ThreadPoolExecutor(_THREADS) as pool:
-        for problems in pool.map(check, names):
-            yield from problems
+        return list(pool.map(check, names))
 
 
 def _local_shard(build: BuildPaths, deep: bool, shard: str) -> list[Problem]:
@@ -154,7 +163,8 @@ def _verify_store(
     sizes = {listed.key: listed.size for listed in store.objects(root)}
     published = {shard for shard in shards if _stored_manifest(root, shard) in sizes}
     named: set[str] = set()
-    problems = list(_each(partial(_stored_shard, store, build, root, sizes, named, deep), sorted(published)))
+    by_shard = _each(partial(_stored_shard, store, build, root, sizes, named, deep), sorted(published))
+    problems = list(itertools.chain.from_iterable(by_shard))
     unreadable = {problem.path for problem in problems if problem.kind == "unreadable"}
     known = set(shards)
     for key in sorted(sizes):
