@@ -53,6 +53,12 @@ def test_lost_facts_are_found_again_without_a_prompt(finished: tuple[BuildPaths,
     assert plan.facts and plan.quality and plan.prompts == plan.unfinished == ()
 
 
+def test_a_damaged_build_json_says_that_it_can_be_made_again(finished: tuple[BuildPaths, Settings]) -> None:
+    finished[0].build_json.write_text("garbage")
+    with pytest.raises(DataError, match=r"build\.json is damaged .*: delete it, and the next run makes it again from"):
+        planned(finished)
+
+
 def test_a_lost_build_json_and_lost_prompts_are_one_job(finished: tuple[BuildPaths, Settings]) -> None:
     """Shards whose prompts are there can't be answered without the model's facts, which that job finds."""
     build, _ = finished
@@ -87,6 +93,16 @@ def test_queries_that_are_empty_or_begin_with_a_comment(finished: tuple[BuildPat
     assert commented.exit_code == 0 and "6" in commented.output
     empty = CliRunner().invoke(cli, ["query", "", *at])
     assert "The query is empty" in str(empty.exception)
+
+
+def test_a_query_over_a_cut_file_is_a_problem_of_the_data(finished: tuple[BuildPaths, Settings]) -> None:
+    build, settings = finished
+    write_json(build.settings, settings.as_dict())
+    for path in sorted(build.root.glob("tokens/*"), reverse=True):
+        path.write_bytes(path.read_bytes()[:-100])
+        done = CliRunner().invoke(cli, ["query", "select count(*) from tokens", "--build", str(build.root)])
+        assert isinstance(done.exception, DataError) and done.exception.exit_code == 1
+        assert path.name in str(done.exception) and "`shardmill verify`" in str(done.exception)
 
 
 def test_a_build_without_its_run_folder_is_still_a_build(finished: tuple[BuildPaths, Settings]) -> None:

@@ -43,16 +43,21 @@ def query(sql: str, form: str, root: Path | None, configfiles: tuple[Path, ...])
     from shardmill.catalog import connect
 
     subject = target(root, configfiles)
-    with connect(subject.build) as connection:
-        try:
+    try:
+        with connect(subject.build) as connection:
             _refuse_writing(connection, sql)
             for view in _views(sql):
                 _say_what_is_missing(subject, view)
             answer = connection.execute(sql)
             names = [column[0] for column in answer.description or []]
             rows = answer.fetchall()
-        except duckdb.Error as error:
-            raise UsageError(f"DuckDB refuses the query: {error}") from None
+    except duckdb.Error as error:
+        # DuckDB names the file where reading it is what fails.
+        if str(subject.build.root.absolute()) in str(error):
+            raise DataError(
+                f"A file of the build can't be read ({error}): `shardmill verify` says what is wrong with it."
+            ) from None
+        raise UsageError(f"DuckDB refuses the query: {error}") from None
     if form == "json":
         for row in rows:
             click.echo(orjson.dumps(dict(zip(names, row, strict=True)), default=str))

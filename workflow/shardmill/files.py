@@ -14,6 +14,12 @@ import orjson
 from shardmill.errors import DamagedFile
 
 _CHUNK = 4 << 20
+# Files of a build that a run makes when they are missing.
+_MADE_AGAIN = {
+    "build.json": "delete it, and the next run makes it again from the dataset",
+    "pilot.json": "delete it, and the next run makes it again from the rows",
+    "report.json": "delete it, and the next run makes it again from the rows",
+}
 
 
 @contextmanager
@@ -53,9 +59,8 @@ def read_json(path: Path) -> Any:
     try:
         return orjson.loads(path.read_bytes())
     except orjson.JSONDecodeError as error:
-        raise DamagedFile(
-            f"{path} is damaged ({error}): put a whole copy back, or `shardmill verify` says more."
-        ) from None
+        way = _MADE_AGAIN.get(path.name, "put a whole copy back, or `shardmill verify` says more")
+        raise DamagedFile(f"{path} is damaged ({error}): {way}.") from None
 
 
 def sha256_file(path: Path) -> str:
