@@ -47,6 +47,8 @@ def step(context: click.Context, root: Path, log: Path | None) -> None:
     """Steps of the workflow, as its rules call them."""
     build = BuildPaths(root)
     _log_to(log)
+    # pyarrow looks for pandas at its first array. Nothing here uses it, and its import costs a job more than its work.
+    sys.modules.setdefault("pandas", None)  # type: ignore[arg-type]
     if not build.settings.exists():
         raise ShardmillError(f"{build.settings} is missing: start this step by a run of snakemake, not by hand.")
     context.obj = Job(build, resolve(read_json(build.settings)), runlock.holder(build.lock))
