@@ -28,7 +28,7 @@ from shardmill.rendering import (
     tokenizer_digest,
 )
 from shardmill.rendering.embedded import embedded_gguf
-from shardmill.rendering.files import embedded_tokenizer
+from shardmill.rendering.files import embedded_tokenizer, not_here
 from shardmill.rendering.gguf import write_tokenizer
 
 Chat = list[dict[str, Any]]
@@ -385,6 +385,9 @@ def test_where_a_tokenizer_lies(folder: Path, tmp_path: Path, monkeypatch: pytes
     assert find_tokenizer(str(folder), None) == folder
     assert find_tokenizer("nobody/has-this-model", None) is None
     assert find_tokenizer("not/a/hub/id", None) is None
+    for name in ("/no/such", "./no", "../no/such", "not/a/hub/id"):
+        assert not_here(name).startswith(f"The folder {name} does not exist") and "hf download" not in not_here(name)
+    assert "`hf download nobody/has-this-model " in not_here("nobody/has-this-model")
     with pytest.raises(ShardmillError, match="holds no tokenizer"):
         find_tokenizer(str(tmp_path), None)
 

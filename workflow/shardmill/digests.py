@@ -11,7 +11,7 @@ from shardmill.errors import DataError
 from shardmill.files import sha256_file, write_json
 from shardmill.reading import dataset_digest, dataset_files
 from shardmill.rendering.embedded import EMBEDDED_TOKENIZER_SHA256
-from shardmill.rendering.files import find_tokenizer, tokenizer_digest
+from shardmill.rendering.files import find_tokenizer, not_here, tokenizer_digest
 from shardmill.settings import Settings
 
 # Stands in the identity of a plan that is made without the tokenizer's files; no build is ever made under it.
@@ -111,10 +111,7 @@ def _tokenizer(settings: Settings, cache: DigestCache, missing: list[str]) -> st
     name = model.tokenizer or model.name
     folder = find_tokenizer(name, model.revision)
     if folder is None:
-        missing.append(
-            f"The tokenizer of {name} is not on this machine: fetch it with "
-            f"`hf download {name} --include '*.json' '*.txt' '*.jinja'`, or name its folder in model.tokenizer."
-        )
+        missing.append(not_here(name))
         return pin or UNKNOWN
     digest = tokenizer_digest(folder, cache.sha256)
     if pin is not None and pin != digest:

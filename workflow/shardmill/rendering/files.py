@@ -50,11 +50,25 @@ def tokenizer_folder(model: Model, *, download: bool) -> Path:
     if folder is not None:
         return folder
     if not download:
-        raise ShardmillError(
-            f"The tokenizer of {name} is not on this machine: name its folder in model.tokenizer, or fetch it with "
-            f"`hf download {name} --include '*.json' '*.txt' '*.model' '*.jinja'`."
-        )
+        raise ShardmillError(not_here(name))
     return _download(name, model.revision)
+
+
+def not_here(name: str) -> str:
+    """What to say of a tokenizer that `find_tokenizer` does not find."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils._validators import validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return (
+            f"The folder {name} does not exist: name the tokenizer's folder, or its id on the hub, in model.tokenizer."
+        )
+    return (
+        f"The tokenizer of {name} is not on this machine: name its folder in model.tokenizer, or fetch it with "
+        f"`hf download {name} --include '*.json' '*.txt' '*.model' '*.jinja'`."
+    )
 
 
 def find_tokenizer(name: str, revision: str | None) -> Path | None:
