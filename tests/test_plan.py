@@ -61,6 +61,12 @@ def test_what_is_left_costs_what_the_finished_shards_took(build: BuildPaths) -> 
     assert "prompts           19   without an answer in this build" in plan()
 
 
+def test_lost_files_of_a_finished_build_are_told(build: BuildPaths) -> None:
+    assert json.loads(plan("--json"))["again"] == ["quality/pilot.json"]
+    build.build_json.unlink()
+    assert "again      build.json and rejects.parquet, quality/pilot.json: a run makes these again" in plan()
+
+
 def test_what_is_not_known_yet_says_who_tells(build: BuildPaths) -> None:
     for path in build.root.glob("completions/*.parquet"):
         path.unlink()

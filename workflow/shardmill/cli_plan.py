@@ -133,11 +133,25 @@ def _summary(run: Run, known: Known, reusable: int | None, costs: Estimate) -> d
             "publish_only": len(set(plan.publish) - set(plan.tokenize)),
         },
         "checks": plan.quality,
+        "again": _again(run),
         "reusable": reusable,
         "known": asdict(known),
         "estimate": asdict(costs),
         "missing": list(run.digests.missing),
     }
+
+
+def _again(run: Run) -> list[str]:
+    """What was there once and is to be made again, beside shards. An unfinished build's last files come anyway."""
+    plan, build = run.plan, run.build
+    again = ["build.json and rejects.parquet"] if plan.facts else []
+    if plan.pilot_report and set(plan.pilot).isdisjoint(plan.generate):
+        again.append("quality/pilot.json")
+    if plan.quality and not plan.unfinished:
+        last = (build.quality_report, build.report_page, build.catalog, build.card)
+        again += [str(path.relative_to(build.root)) for path in last if not path.exists()]
+        again.append("the quality checks")
+    return again
 
 
 def _lines(run: Run, summary: dict[str, Any]) -> list[str]:
@@ -170,6 +184,8 @@ def _lines(run: Run, summary: dict[str, Any]) -> list[str]:
         f"megabytes  {_number(None if costs['bytes'] is None else costs['bytes'] / 1e6, 1)}   on disk and in the bucket"
         + ("" if costs["usd_per_month"] is None else f", ${costs['usd_per_month']:.2f} a month"),
     ]
+    if summary["again"]:
+        lines.insert(lines.index("", 5), f"again      {', '.join(summary['again'])}: a run makes these again")
     return lines + [f"\nmissing    {sentence}" for sentence in summary["missing"]]
 
 
