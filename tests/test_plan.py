@@ -16,6 +16,7 @@ from shardmill.paths import BuildPaths
 from shardmill.run import find_build
 from shardmill.schemas import read_rows
 from shardmill.settings import load
+from shardmill.store.publish import publish_shard
 from workspace import REPO
 
 OVERLAY = """
@@ -61,10 +62,23 @@ def test_what_is_left_costs_what_the_finished_shards_took(build: BuildPaths) -> 
     assert "prompts           19   without an answer in this build" in plan()
 
 
-def test_lost_files_of_a_finished_build_are_told(build: BuildPaths) -> None:
+def test_lost_files_are_told(build: BuildPaths) -> None:
     assert json.loads(plan("--json"))["again"] == ["quality/pilot.json"]
     build.build_json.unlink()
     assert "again      build.json and rejects.parquet, quality/pilot.json: a run makes these again" in plan()
+
+
+def test_lost_reports_of_a_finished_build_are_told(build: BuildPaths) -> None:
+    settings = load(Path("mine.yaml"))
+    made = MadeBuild(build.root, settings, shards=8)
+    made.write([good(number) for number in range(96)])
+    for shard in made.names():
+        publish_shard(settings, build, shard)
+    told = json.loads(plan("--json"))
+    assert told["shards"]["finished"] == 8
+    assert told["again"][1:] == "quality/report.json quality/report.html catalog.duckdb README.md".split() + [
+        "the quality checks"
+    ]
 
 
 def test_what_is_not_known_yet_says_who_tells(build: BuildPaths) -> None:
