@@ -14,6 +14,7 @@ from shardmill import halt
 from shardmill.errors import ShardError, ShardmillError
 from shardmill.files import read_json
 from shardmill.fleet import runlock
+from shardmill.lean import without_pandas
 from shardmill.paths import BuildPaths
 from shardmill.settings import Settings, resolve
 
@@ -47,8 +48,7 @@ def step(context: click.Context, root: Path, log: Path | None) -> None:
     """Steps of the workflow, as its rules call them."""
     build = BuildPaths(root)
     _log_to(log)
-    # pyarrow looks for pandas at its first array. Nothing here uses it, and its import costs a job more than its work.
-    sys.modules.setdefault("pandas", None)  # type: ignore[arg-type]
+    without_pandas()
     if not build.settings.exists():
         raise ShardmillError(f"{build.settings} is missing: start this step by a run of snakemake, not by hand.")
     context.obj = Job(build, resolve(read_json(build.settings)), runlock.holder(build.lock))
