@@ -148,8 +148,7 @@ def _again(run: Run) -> list[str]:
     if plan.pilot_report and set(plan.pilot).isdisjoint(plan.generate):
         again.append("quality/pilot.json")
     if plan.quality and not plan.unfinished:
-        last = (build.quality_report, build.report_page, build.catalog, build.card)
-        again += [str(path.relative_to(build.root)) for path in last if not path.exists()]
+        again += [str(path.relative_to(build.root)) for path in build.last_files if not path.exists()]
         again.append("the quality checks")
     return again
 

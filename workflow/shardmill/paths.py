@@ -83,6 +83,11 @@ class BuildPaths:
         return self.root / "catalog.duckdb"
 
     @property
+    def last_files(self) -> tuple[Path, ...]:
+        """What is made of a build as a whole, once all its shards are finished."""
+        return (self.quality_report, self.report_page, self.catalog, self.card)
+
+    @property
     def logs(self) -> Path:
         return self.root / "logs"
 

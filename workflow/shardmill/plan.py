@@ -84,7 +84,7 @@ def make_plan(settings: Settings, build: BuildPaths, published: Callable[[], Set
     gated = [shard for shard in generate if shard not in pilot]
     gate = bool(pilot) and bool(gated) and (not gate_open or not made_again.isdisjoint(pilot))
     pilot_report = bool(pilot) and not build.pilot_report.exists() and remote.isdisjoint(pilot)
-    last = (build.quality_passed(key), build.quality_report, build.report_page, build.catalog, build.card)
+    last = (build.quality_passed(key), *build.last_files)
     quality = bool(left) or facts_lost or pilot_report or not all(path.exists() for path in last)
     return Plan(
         shards=shards,
