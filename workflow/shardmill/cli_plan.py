@@ -149,7 +149,8 @@ def _again(run: Run) -> list[str]:
         again.append("quality/pilot.json")
     if plan.quality and not plan.unfinished:
         again += [str(path.relative_to(build.root)) for path in build.last_files if not path.exists()]
-        again.append("the quality checks")
+        if not (build.quality_report.exists() and build.quality_checked(plan.checks_key).exists()):
+            again.append("the quality checks")
     return again
 
 
