@@ -1,13 +1,15 @@
 """How fast shards are published and restored, beside plain boto3 transfers of the same bytes in the same run.
 
-    python benchmarks/publish_speed.py [--shards 200] [--mb 4] [--jobs 4]
+    python benchmarks/publish_speed.py [--shards 200] [--mb 4] [--jobs 8] [--line-mb-s 100 --round-trip-ms 20]
 
-Against a real S3 server on loopback (localbucket, a process of its own; --store moto for moto's). A shard is two
-objects, completions and tokens, of `--mb` together. The plain transfers are boto3's put_object and download_file with
-its default client and as many threads, with no digest, no check and no manifest. Both take turns, `CHUNK` shards each,
-so that they meet the same machine; a shard's bytes lie there once, linked. Requests are counted by a proxy, over 20
-more shards. Prints JSON: seconds are sums over all turns, the ratios shardmill's rate over the plain one, CPU
-milliseconds those of this process (the store's are its own).
+Against a real S3 server (localbucket, a process of its own; --store moto for moto's) behind a line of 100 MB/s each way
+with 20 ms a round trip (line.py), as a store across a network has one; `--line-mb-s 0`: on loopback without it, where
+a request costs nothing but CPU, the store's and ours on the same cores. A shard is two objects, completions and tokens,
+of `--mb` together. The plain transfers are boto3's put_object and download_file with its default client and as many
+threads, with no digest, no check and no manifest. Both take turns, `CHUNK` shards each, so that they meet the same
+machine; a shard's bytes lie there once, linked. Requests are counted by a proxy, over 20 more shards. Prints JSON:
+seconds are sums over all turns, the ratios shardmill's rate over the plain one, CPU milliseconds those of this process
+(the store's and the line's are their own).
 """
 
 from __future__ import annotations
@@ -28,8 +30,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
+from line import Line, line_to  # noqa: E402
+
 from s3proxy import s3_proxy  # noqa: E402
-from s3servers import BUCKET, KEY, SECRET, Server, moto_server, registry_server, store_settings  # noqa: E402
+from s3servers import BUCKET, KEY, SECRET, Server, client_of, moto_server, registry_server, store_settings  # noqa: E402
 from shardmill.paths import BuildPaths, shard_names  # noqa: E402
 from shardmill.schemas import COMPLETIONS, TOKENS, write_table  # noqa: E402
 from shardmill.store.publish import publish_shard  # noqa: E402
@@ -45,7 +49,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shards", type=int, default=200)
     parser.add_argument("--mb", type=float, default=4.0)
-    parser.add_argument("--jobs", type=int, default=4)
+    parser.add_argument("--jobs", type=int, default=8)
+    parser.add_argument("--line-mb-s", type=float, default=100.0, help="0: no line, loopback alone")
+    parser.add_argument("--round-trip-ms", type=float, default=20.0)
     parser.add_argument("--store", choices=["localbucket", "moto"], default="localbucket")
     options = parser.parse_args()
     os.environ.update(AWS_ACCESS_KEY_ID=KEY, AWS_SECRET_ACCESS_KEY=SECRET, AWS_EC2_METADATA_DISABLED="true")
@@ -53,7 +59,12 @@ def main() -> None:
         folder = Path(name)
         (folder / "server").mkdir()
         server = moto_server() if options.store == "moto" else registry_server(options.store, folder / "server")
-        print(json.dumps(measure(stack.enter_context(server), folder, options), indent=2))
+        near = stack.enter_context(server)
+        url = near.url
+        if options.line_mb_s:
+            line = Line(options.round_trip_ms / 1000, options.line_mb_s * 1e6)
+            url = stack.enter_context(line_to(near.url, line))
+        print(json.dumps(measure(near, url, folder, options), indent=2))
 
 
 @dataclass
@@ -62,12 +73,13 @@ class Spent:
     cpu: float = 0.0
 
 
-def measure(server: Server, folder: Path, options: argparse.Namespace) -> dict[str, object]:
+def measure(server: Server, url: str, folder: Path, options: argparse.Namespace) -> dict[str, object]:
+    """`url`: the server's, or that of the line before it."""
     shards = shard_names(options.shards)
     here, there = BuildPaths(folder / "here" / NAME), BuildPaths(folder / "there" / NAME)
     size = make_shards(here, shards, options.mb)
-    settings = store_settings(server.url, shards=options.shards)
-    plain = server.client()
+    settings = store_settings(url, shards=options.shards)
+    plain, near = client_of(url, server.key, server.secret), server.client()
     copies = folder / "plain"
     copies.mkdir()
 
@@ -83,7 +95,7 @@ def measure(server: Server, folder: Path, options: argparse.Namespace) -> dict[s
 
     def forget(shard: str) -> None:
         for kind in ("completions", "tokens"):
-            plain.delete_object(Bucket=BUCKET, Key=f"plain/{kind}/{shard}.parquet")
+            near.delete_object(Bucket=BUCKET, Key=f"plain/{kind}/{shard}.parquet")
             (copies / f"{kind}-{shard}").unlink()
         there.completions(shard).unlink()
         there.tokens(shard).unlink()
@@ -106,6 +118,7 @@ def measure(server: Server, folder: Path, options: argparse.Namespace) -> dict[s
         "shards": options.shards,
         "mb": round(size / 1e6, 1),
         "jobs": options.jobs,
+        "line": {"mb_per_s": options.line_mb_s, "round_trip_ms": options.round_trip_ms} if options.line_mb_s else None,
         "seconds": {what: round(of.seconds, 2) for what, of in spent.items()},
         "mb_per_s": {what: round(size / 1e6 / of.seconds, 1) for what, of in spent.items()},
         "cpu_ms_per_shard": {what: round(1000 * of.cpu / options.shards, 1) for what, of in spent.items()},

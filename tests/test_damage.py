@@ -53,8 +53,11 @@ def test_lost_facts_are_found_again_without_a_prompt(finished: tuple[BuildPaths,
     assert plan.facts and plan.quality and plan.prompts == plan.unfinished == ()
 
 
-def test_a_damaged_build_json_says_that_it_can_be_made_again(finished: tuple[BuildPaths, Settings]) -> None:
-    finished[0].build_json.write_text("garbage")
+@pytest.mark.parametrize("content", ["garbage", "", "1", "[]"])
+def test_a_damaged_build_json_says_that_it_can_be_made_again(
+    finished: tuple[BuildPaths, Settings], content: str
+) -> None:
+    finished[0].build_json.write_text(content)
     with pytest.raises(DataError, match=r"build\.json is damaged .*: delete it, and the next run makes it again from"):
         planned(finished)
 

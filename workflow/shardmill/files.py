@@ -54,13 +54,20 @@ def write_json(path: Path, value: Any) -> None:
     write_bytes(path, orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
 
-def read_json(path: Path) -> Any:
-    """Raises DamagedFile for anything that is not JSON."""
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, which is what all of ours hold. Raises DamagedFile for anything else."""
     try:
-        return orjson.loads(path.read_bytes())
+        value = orjson.loads(path.read_bytes())
     except orjson.JSONDecodeError as error:
-        way = _MADE_AGAIN.get(path.name, "put a whole copy back, or `shardmill verify` says more")
-        raise DamagedFile(f"{path} is damaged ({error}): {way}.") from None
+        raise _damaged(path, str(error)) from None
+    if not isinstance(value, dict):
+        raise _damaged(path, "it holds no JSON object")
+    return value
+
+
+def _damaged(path: Path, problem: str) -> DamagedFile:
+    way = _MADE_AGAIN.get(path.name, "put a whole copy back, or `shardmill verify` says more")
+    return DamagedFile(f"{path} is damaged ({problem}): {way}.")
 
 
 def sha256_file(path: Path) -> str:

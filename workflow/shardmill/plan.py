@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from shardmill.errors import DataError
 from shardmill.files import read_json, sha256_json, write_json
@@ -46,7 +45,7 @@ class Plan:
 
     @classmethod
     def load(cls, path: Path) -> Plan:
-        values: dict[str, Any] = read_json(path)
+        values = read_json(path)
         for key, value in values.items():
             values[key] = tuple(value) if isinstance(value, list) else value
         return cls(**values)

@@ -42,7 +42,7 @@ _REFUSAL = (
 
 def build_facts(build: BuildPaths) -> dict[str, Any]:
     """build.json, or nothing where a build has none yet."""
-    facts: dict[str, Any] = read_json(build.build_json) if build.build_json.exists() else {}
+    facts = read_json(build.build_json) if build.build_json.exists() else {}
     return facts
 
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import fcntl
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from shardmill.errors import StoreError
 from shardmill.files import read_json, sha256_json, write_json
@@ -62,7 +61,7 @@ def _description(build: BuildPaths) -> Path:
 
 
 def _prepare(settings: Settings, build: BuildPaths, run: str, known: Index | None) -> Index:
-    identity: Mapping[str, Any] = read_json(build.build_json)["identity"]
+    identity = read_json(build.build_json)["identity"]
     limits = Limits.of(identity)
     sources = find_sources(settings, build, identity, Plan.load(build.plan).generate)
     files = _brought_here(settings, build, sources)

@@ -91,7 +91,7 @@ def _make(source: Path, files: list[File], target: Path, stop: threading.Event) 
     try:
         for file in files:
             _copy_file(source / file.name, partial / file.name, stop)
-        write_json(partial / _LIST, [[file.name, file.size, file.modified_ns] for file in files])
+        write_json(partial / _LIST, _listing(files))
         partial.rename(target)
     except _Stopped:
         shutil.rmtree(partial, ignore_errors=True)
@@ -113,12 +113,15 @@ def _copy_file(source: Path, target: Path, stop: threading.Event) -> None:
             writer.write(chunk)
 
 
+def _listing(files: list[File]) -> dict[str, object]:
+    return {"files": [[file.name, file.size, file.modified_ns] for file in files]}
+
+
 def _is_whole(target: Path, files: list[File]) -> bool:
     try:
-        listed = read_json(target / _LIST)
+        if read_json(target / _LIST) != _listing(files):
+            return False
     except (OSError, ValueError):
-        return False
-    if listed != [[file.name, file.size, file.modified_ns] for file in files]:
         return False
     return all((target / file.name).is_file() and (target / file.name).stat().st_size == file.size for file in files)
 

@@ -10,9 +10,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from shardmill.effort import Effort
+from shardmill.errors import DamagedFile
 from shardmill.files import read_json
 from shardmill.fleet import history, runlock
 from shardmill.fleet.gpus import Gpu
@@ -95,8 +94,7 @@ def gather(settings: Settings, build: BuildPaths) -> Status:
 
 def _facts(build: BuildPaths) -> dict[str, Any]:
     """build.json; nothing where the run has not written it yet."""
-    facts: dict[str, Any] = read_json(build.build_json) if build.build_json.exists() else {}
-    return facts
+    return read_json(build.build_json) if build.build_json.exists() else {}
 
 
 def _run(build: BuildPaths) -> RunNow:
@@ -219,10 +217,9 @@ def _said(report: Mapping[str, Any] | None) -> str | None:
 
 def _report(path: Path) -> dict[str, Any] | None:
     try:
-        report: dict[str, Any] = read_json(path)
-    except (FileNotFoundError, orjson.JSONDecodeError):
+        return read_json(path)
+    except (FileNotFoundError, DamagedFile):
         return None
-    return report
 
 
 def _effort(shards: Sequence[ShardNow], done: Mapping[str, ShardRows]) -> Effort:

@@ -32,10 +32,9 @@ def find_home(settings: Settings, build: BuildPaths) -> Home:
 
 def read_state(home: Home) -> dict[str, Any] | None:
     try:
-        state: dict[str, Any] = read_json(home.state)
+        return read_json(home.state)
     except (OSError, ValueError):
         return None
-    return state
 
 
 def local_gpus() -> dict[int, Gpu]:

@@ -8,9 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-import orjson
-
-from shardmill.errors import DataError
+from shardmill.errors import DamagedFile, DataError
 from shardmill.files import read_json
 from shardmill.paths import BuildPaths, shard_names
 from shardmill.plan import Plan
@@ -96,7 +94,7 @@ def read_plan(build: BuildPaths) -> Plan | None:
     """The plan of the run at work or the last one."""
     try:
         return Plan.load(build.plan)
-    except (FileNotFoundError, orjson.JSONDecodeError, TypeError):
+    except (FileNotFoundError, DamagedFile, TypeError):
         return None
 
 
@@ -124,10 +122,9 @@ def _look(
 
 def _progress(build: BuildPaths, shard: str) -> dict[str, Any] | None:
     try:
-        progress: dict[str, Any] = read_json(build.progress(shard))
-    except (FileNotFoundError, orjson.JSONDecodeError):
+        return read_json(build.progress(shard))
+    except (FileNotFoundError, DamagedFile):
         return None
-    return progress
 
 
 def _listing(folder: Path) -> dict[str, Stamp]:
