@@ -18,6 +18,9 @@ from shardmill.files import write_json
 from shardmill.fleet.home import Home
 from shardmill.paths import BuildPaths
 from shardmill.settings import Settings
+from shardmill.status.elsewhere import machines_elsewhere
+from shardmill.status.gather import gather
+from shardmill.status.words import lines
 from storebuilds import NAME, make_build
 
 LOG = "generate/shard-00000-of-00008.log"
@@ -101,6 +104,30 @@ def test_progress_and_logs_are_there_while_the_run_is_at_work(
     with running(settings, build):
         pass
     assert puts(proxy, "/logs/") == 0 and puts(proxy, "/progress/") == 1
+
+
+def test_status_shows_the_other_machines(
+    moto: Server, settings: Settings, build: BuildPaths, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for shard, going in (("shard-00003-of-00008", 5), ("shard-00004-of-00008", 6)):
+        progress = {"state": "running", "shard": shard, "updated_at": time.time(), "in_flight": going}
+        write_json(build.progress(shard), {**progress, "tokens_per_s": 1000.5})
+    other = make_build(tmp_path / "other", made=2)
+    # Another version's is passed over.
+    moto.client().put_object(Bucket=BUCKET, Key=f"{settings.s3.prefix}/{NAME}/progress/odd.json", Body=b'{"new": 1}')
+    with running(settings, build, 0.1), running(settings, other, 0.1):
+        wait_until(lambda: [machine.generating for machine in machines_elsewhere(other)] == [2], 30)
+        (seen,) = machines_elsewhere(other)
+        assert (seen.at_work, seen.in_flight, seen.tokens_per_s, seen.published) == (True, 11, 2001.0, 0)
+        assert abs(seen.seen - time.time()) < 5 and seen.name != Courier(settings, other)._machine
+        wait_until(lambda: len(machines_elsewhere(build)) == 1, 30)
+    with running(settings, other, 60):
+        pass
+    (seen,) = machines_elsewhere(other)
+    assert not seen.at_work
+    assert "its run is over, 0 finished shards there" in next(
+        v for n, v in lines(gather(settings, other)) if n == "also"
+    )
 
 
 def test_of_a_long_log_the_ends_are_sent(

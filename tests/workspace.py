@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from prefork import Prefork
 
 REPO = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -43,9 +46,7 @@ class Workspace:
         return [str(BIN / "snakemake"), "--cores", str(cores), "--configfile", "overlay.yaml", *arguments]
 
     def snakemake(self, *arguments: str, cores: int = 4, expect: int = 0) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            self.command(*arguments, cores=cores), cwd=self.root, env=self.environment(), capture_output=True, text=True
-        )
+        done = _prefork().run(self.command(*arguments, cores=cores), cwd=self.root, env=self.environment())
         assert done.returncode == expect, f"exit code {done.returncode}, not {expect}:\n{done.stdout}\n{done.stderr}"
         return done
 
@@ -72,6 +73,12 @@ class Workspace:
     def results(self) -> Path:
         """The folder of the build that ran last."""
         return (self.root / "results" / "latest").resolve()
+
+
+@functools.cache
+def _prefork() -> Prefork:
+    """One for the whole session. It ends with it."""
+    return Prefork()
 
 
 def job_counts(output: str) -> dict[str, int]:

@@ -1,5 +1,7 @@
 """Progress and logs of a run at work, to the store every minute: its node can be thrown away at any moment.
 
+What other machines on the build have sent comes back with the same round, for `status`.
+
 A thread of the process that runs the workflow, which sees what all jobs write down. What it can't send costs nothing
 but the sending: generation never waits for it, and a store that refuses is told of once.
 """
@@ -24,6 +26,7 @@ from shardmill.errors import ShardmillError
 from shardmill.fleet.home import Home
 from shardmill.paths import BuildPaths
 from shardmill.settings import Settings
+from shardmill.status.elsewhere import look_elsewhere
 from shardmill.status.shards import Here, ManifestCache, Stage, look
 from shardmill.store.claims import owner_of
 from shardmill.store.manifest import root_key, uses_store
@@ -94,7 +97,10 @@ class Courier:
         with ThreadPoolExecutor(_THREADS) as pool:
             for file in pool.map(lambda file: self._send(store, file), changed):
                 self._sent[file.key] = file.stamp
-        store.put(f"{self._root}progress/{self._machine}.json", orjson.dumps(self._progress(state)), "application/json")
+        folder = f"{self._root}progress/"
+        own = f"{folder}{self._machine}.json"
+        store.put(own, orjson.dumps(self._progress(state)), "application/json")
+        look_elsewhere(store, folder, own, self._build)
         # A run that goes on from here sends no log twice.
         self._build.couriered.touch()
         os.utime(self._build.couriered, ns=(began, began))

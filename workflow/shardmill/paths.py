@@ -152,6 +152,11 @@ class BuildPaths:
         return self.run / "couriered"
 
     @property
+    def elsewhere(self) -> Path:
+        """What other machines on this build last sent of their progress (status/elsewhere.py)."""
+        return self.run / "elsewhere.json"
+
+    @property
     def uploads(self) -> Path:
         """What each upload to the store took (store/uploads.py)."""
         return self.run / "uploads"

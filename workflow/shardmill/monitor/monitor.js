@@ -210,7 +210,13 @@ function showFailures({ failures }) {
 
 const VERDICTS = { passed: "passed", failed: "not passed", none: "no verdict: too few rows" };
 
-function showFacts({ root, model, run, prompts, store, verdict, faults, degenerate, cut_at_stop, fleet }) {
+function elsewhereNow(machine, taken) {
+  const seen = `seen ${duration(Math.max(0, taken - machine.seen))} ago`;
+  if (!machine.at_work) return `${machine.name}: its run is over, ${seen}`;
+  return `${machine.name}: generating ${plural(machine.generating, "shard")}, ${number(machine.in_flight)} in flight, ${number(machine.tokens_per_s)} tokens/s, ${seen}`;
+}
+
+function showFacts({ root, model, run, prompts, store, verdict, faults, degenerate, cut_at_stop, fleet, elsewhere, taken }) {
   const passed = (value) => VERDICTS[value] ?? "not checked yet";
   const kinds = (counts) => Object.entries(counts).map(([kind, count]) => `${number(count)} ${kind.replaceAll("_", " ")}`).join(", ") || "none";
   const where = store.where === null ? "none: shards stay on this machine" : store.where + (store.offline ? " (offline)" : `, ${bytes(store.published_bytes)}`);
@@ -230,6 +236,7 @@ function showFacts({ root, model, run, prompts, store, verdict, faults, degenera
     ["answers cut at their stop token", number(cut_at_stop)],
     ["store", where],
     ["last uploads", uploads],
+    ...elsewhere.map((machine) => ["also", elsewhereNow(machine, taken)]),
   ];
   $("facts").querySelector("dl").replaceChildren(...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
 }

@@ -20,6 +20,7 @@ from shardmill.generate.space import room_of
 from shardmill.paths import BuildPaths
 from shardmill.settings import Settings
 from shardmill.status import outlook, servers, trends
+from shardmill.status.elsewhere import machines_elsewhere
 from shardmill.status.failures import ExampleCache, failed_of, failures
 from shardmill.status.model import DatasetUse, Fleet, Prompts, RunNow, Shards, Status, Trend, Verdict
 from shardmill.status.rows import RowsCache, ShardRows, Span, by_server, curves, work
@@ -74,6 +75,7 @@ class Gatherer:
             fleet=fleet,
             other_gpus=servers.other_gpus(fleet, seen),
             store=store_now(settings, build, shards, last_uploads(build, here), now),
+            elsewhere=machines_elsewhere(build),
             dataset=_dataset(settings, facts.get("counts") or {}, prompts),
             verdict=_verdict(build),
             failures=failures(build, shards, done, self._examples),

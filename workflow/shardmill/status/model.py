@@ -191,6 +191,19 @@ class Store:
 
 
 @dataclass(frozen=True, slots=True)
+class Machine:
+    """Another machine on the same build, by what it last sent to the store."""
+
+    name: str
+    at_work: bool
+    seen: float  # when it sent that
+    published: int  # shards that are finished and in its folder
+    generating: int
+    in_flight: int
+    tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class DatasetUse:
     """How much of the dataset becomes rows, and which setting keeps the rest out."""
 
@@ -248,6 +261,7 @@ class Status:
     fleet: Fleet
     other_gpus: tuple[GpuNow, ...]  # of this machine, that no server of the fleet names as its own
     store: Store
+    elsewhere: tuple[Machine, ...]
     dataset: DatasetUse
     verdict: Verdict
     failures: tuple[Failure, ...]

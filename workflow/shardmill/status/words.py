@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 
 from shardmill.fleet.show import duration
-from shardmill.status.model import Status
+from shardmill.status.model import Machine, Status
 from shardmill.wording import counted
 
 
@@ -21,6 +21,8 @@ def lines(status: Status) -> Iterator[tuple[str, str]]:
     yield "answers", _answers(status)
     yield "servers", _fleet(status)
     yield "store", _store(status)
+    for machine in status.elsewhere:
+        yield "also", _machine(machine, status.taken)
     yield "dataset", _dataset(status)
     yield "checks", _checks(status)
 
@@ -153,6 +155,17 @@ def _store(status: Status) -> str:
     if store.usd_per_month is not None:
         parts.append(f"${store.usd_per_month:,.2f} a month")
     return ", ".join(parts)
+
+
+def _machine(machine: Machine, now: float) -> str:
+    seen = f"seen {duration(max(0.0, now - machine.seen))} ago"
+    has = f"{counted(machine.published, 'finished shard')} there"
+    if not machine.at_work:
+        return f"{machine.name}: its run is over, {has}, {seen}"
+    return (
+        f"{machine.name}: generating {counted(machine.generating, 'shard')}, {machine.in_flight:,} in flight, "
+        f"{machine.tokens_per_s:,.0f} tokens/s, {has}, {seen}"
+    )
 
 
 def _dataset(status: Status) -> str:
