@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -89,24 +88,17 @@ def make_workspace(folder: Path, fleet: SimFleet, prompts: int, shards: int) -> 
 
 def measure(workspace: Workspace, fleet: SimFleet, prompts: int, slots: int) -> Result:
     """Builds, kills a server when half of the prompts have been asked, and waits for the build's good end."""
-    with (workspace.root / "run.log").open("w") as log:
-        run = subprocess.Popen(
-            workspace.command(cores=4),
-            cwd=workspace.root,
-            env=workspace.environment(),
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-        try:
-            while len(fleet.asked()) < prompts // 2:
-                assert run.poll() is None, (workspace.root / "run.log").read_text()
-                time.sleep(0.1)
-            death = time.time()
-            fleet.kill(VICTIM)
-            code = run.wait()
-        finally:
-            run.kill()
-    assert code == 0, (workspace.root / "run.log").read_text()
+    run = workspace.start()
+    try:
+        while len(fleet.asked()) < prompts // 2:
+            assert run.poll() is None, workspace.log.read_text()
+            time.sleep(0.1)
+        death = time.time()
+        fleet.kill(VICTIM)
+        code = run.wait()
+    finally:
+        run.kill()
+    assert code == 0, workspace.log.read_text()
     logs = [fleet.log(number) for number in range(SERVERS)]
     begin = max(_full_from(log, slots) for log in logs)
     end = max(line["t"] for log in logs for line in log if line["event"] == "received")

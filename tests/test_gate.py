@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import time
 from pathlib import Path
-from typing import Any
 
 from shardmill.files import read_json
 from simserver import SimFleet
@@ -15,11 +13,11 @@ from workspace import Workspace
 GOOD = {"styles": {"random": 1.0}, "length_mean": 60.0, "length_min": 40, "length_cap": 90, "mamba_slots": None}
 # The seed's disaster: an empty think block and "OK." to everything.
 BAD = GOOD | {"styles": {"empty_think": 1.0}}
-SHARDS = 12
+SHARDS = 4
 
 
-def workspace(root: Path, fleet: SimFleet, **quality: Any) -> Workspace:
-    """240 conversations in 12 shards, about 20 rows each, answered by `fleet`."""
+def workspace(root: Path, fleet: SimFleet, shards: int = SHARDS) -> Workspace:
+    """Conversations in `shards` shards, about 20 rows each, answered by `fleet`."""
     conversations = [
         {
             "id": f"c{number}",
@@ -28,17 +26,17 @@ def workspace(root: Path, fleet: SimFleet, **quality: Any) -> Workspace:
                 {"from": "gpt", "value": "It is long."},
             ],
         }
-        for number in range(20 * SHARDS)
+        for number in range(20 * shards)
     ]
     root.mkdir()
     space = Workspace(
         root,
         {
             "dataset": {"path": "data.json"},
-            "prompts": {"shards": SHARDS},
+            "prompts": {"shards": shards},
             "servers": {"engine": "sglang", "endpoints": fleet.urls},
             # Random ids are no language.
-            "quality": {"limits": {"other_script": None}, **quality},
+            "quality": {"limits": {"other_script": None}},
         },
     )
     (root / "data.json").write_text(json.dumps(conversations))
@@ -79,15 +77,12 @@ def test_the_seeds_disaster_is_stopped_after_the_pilot(tmp_path: Path) -> None:
 
 def test_a_run_that_turns_bad_in_the_middle_is_stopped_within_a_few_shards(tmp_path: Path) -> None:
     with SimFleet(1, GOOD | {"max_running_requests": 12}) as fleet:
-        space = workspace(tmp_path / "run", fleet)
-        log = (space.root / "run.log").open("w")
-        run = subprocess.Popen(
-            space.command(cores=2), cwd=space.root, env=space.environment(), stdout=log, stderr=subprocess.STDOUT
-        )
+        space = workspace(tmp_path / "run", fleet, shards=12)
+        run = space.start(cores=2)
         try:
             deadline = time.monotonic() + 240
             while len(published(space)) < 3:
-                assert run.poll() is None and time.monotonic() < deadline, (space.root / "run.log").read_text()
+                assert run.poll() is None and time.monotonic() < deadline, space.log.read_text()
                 time.sleep(0.05)
             good = len(published(space))
             fleet.kill(0)
@@ -96,14 +91,13 @@ def test_a_run_that_turns_bad_in_the_middle_is_stopped_within_a_few_shards(tmp_p
             assert run.wait(timeout=240) == 1
         finally:
             run.kill()
-            log.close()
-        said = (space.root / "run.log").read_text()
+        said = space.log.read_text()
         assert "fails its checks and is not published" in said
         assert "equal_answers" in said or "nearly_empty" in said
         # What was at work when the server turned, and what two cores began before the first bad shard was found out.
         assert len(published(space)) <= good + 3
         assert len(generated(space)) - len(published(space)) <= 4
-        assert len(generated(space)) < SHARDS
+        assert len(generated(space)) < 12
 
 
 def test_limits_can_change_and_are_judged_again_without_generating(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from shardmill.files import read_json
 from simserver import SimFleet
 from workspace import Workspace
 
-SHARDS = 8
-FIRST = "shard-00000-of-00008"
-LAST = "shard-00007-of-00008"
+SHARDS = 4
+FIRST = "shard-00000-of-00004"
+LAST = "shard-00003-of-00004"
 AFTER = {"check_build": 1, "report": 1, "verdict": 1}
 
 
@@ -26,7 +26,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
     with SimFleet(1, {"instant": True}) as fleet:
         workspace = Workspace(
             tmp_path_factory.mktemp("finished"),
-            {"servers": {"engine": "sglang", "endpoints": fleet.urls}, "quality": {"override": ["all"]}},
+            {
+                "prompts": {"shards": SHARDS},
+                "servers": {"engine": "sglang", "endpoints": fleet.urls},
+                "quality": {"override": ["all"]},
+            },
         )
         jobs = workspace.build()
         assert jobs["generate"] == jobs["tokenize"] == jobs["publish"] == SHARDS

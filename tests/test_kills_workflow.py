@@ -12,13 +12,13 @@ import psutil
 import pytest
 
 from simserver import SimFleet, prompt_hash
-from test_run_lifecycle import journal_lines, processes_of, prompts, rows, start, wait_for
+from test_run_lifecycle import journal_lines, processes_of, prompts, rows, wait_for
 from workspace import Workspace
 
 SOAK = os.environ.get("SHARDMILL_SOAK") == "1"
 # In full: 12 builds with 9 kills each.
 SEEDS = range(12) if SOAK else [int(os.environ.get("SHARDMILL_SEED", "1"))]
-KILLS = 9 if SOAK else 6
+KILLS, ROWS = (9, 96) if SOAK else (6, 60)
 SERVERS, SLOTS = 3, 4
 # Slow enough that a kill meets requests in flight; one id a step, so that a prompt takes about two seconds.
 SLOW = {"length_mean": 60, "time_scale": 0.7, "mamba_slots": None, "max_running_requests": SLOTS, "kill_delay_s": 0.0}
@@ -44,17 +44,17 @@ def test_whatever_is_killed_every_prompt_is_answered_once(tmp_path: Path, seed: 
         workspace = Workspace(
             tmp_path,
             {
-                "prompts": {"shards": 4},
+                "prompts": {"limit": ROWS, "shards": 4},
                 "servers": {"engine": "sglang", "endpoints": fleet.urls},
                 "generate": {"pilot_shards": 0, "patience_s": 60},
                 "quality": {"override": ["all"]},
             },
         )
-        run = start(workspace)
+        run = workspace.start()
         wait_for(lambda: journal_lines(workspace) > 0, 90, "a first row")
         while sum(killed.values()) < KILLS and run.poll() != 0:
             if run.poll() is not None:  # it did all but the shards whose jobs were killed
-                run = start(workspace)
+                run = workspace.start()
             time.sleep(rng.uniform(0.2, 2.0))
             what = rng.choice(["snakemake", "job", "server"])
             if what == "server":
@@ -68,14 +68,14 @@ def test_whatever_is_killed_every_prompt_is_answered_once(tmp_path: Path, seed: 
                 run.kill()
                 run.wait()
                 killed[what] += 1
-                run = start(workspace)
+                run = workspace.start()
             elif (job := a_job(workspace, rng)) is not None:
                 os.kill(job, signal.SIGKILL)
                 killed[what] += 1
         run.wait(timeout=600)
         if run.returncode:
             workspace.build()
-        assert len(rows(workspace)) == len(set(rows(workspace))) == 96
+        assert len(rows(workspace)) == len(set(rows(workspace))) == ROWS
         answered = fleet.answered()
         times = [answered[prompt_hash(ids)] for ids in prompts(workspace)]
         assert min(times) >= 1

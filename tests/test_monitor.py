@@ -132,8 +132,7 @@ def test_the_page_moves_with_a_running_build(tmp_path: Path) -> None:
             },
         )
         environment = {**workspace.environment(), "MILL_KEY": SECRET}
-        log = (tmp_path / "run.log").open("w")
-        run = subprocess.Popen(workspace.command(), cwd=tmp_path, env=environment, stdout=log, stderr=log)
+        run = workspace.start(environment=environment)
         try:
             until(lambda: (tmp_path / "results" / "latest").exists(), "the run to begin")
             with monitor(tmp_path, environment=environment) as url, browser() as driver:

@@ -108,13 +108,7 @@ def test_a_real_sglang_builds_survives_and_repeats_itself(tmp_path: Path) -> Non
         assert began["version"] == "0.5.23" and began["effective_cap"] == 1 and began["context"] >= 2048
 
         # Its scheduler is killed in the middle of the build.
-        run = subprocess.Popen(
-            first.command(),
-            cwd=first.root,
-            env=first.environment(),
-            stdout=(tmp_path / "run.log").open("w"),
-            stderr=subprocess.STDOUT,
-        )
+        run = first.start()
         wait_for(lambda: journal_lines(first) >= 4, 300, "some answers")
         (scheduler,) = [
             process
@@ -122,7 +116,7 @@ def test_a_real_sglang_builds_survives_and_repeats_itself(tmp_path: Path) -> Non
             if "sglang::scheduler" in " ".join(process.cmdline())
         ]
         scheduler.send_signal(signal.SIGKILL)
-        assert run.wait(900) == 0, (tmp_path / "run.log").read_text()[-3000:]
+        assert run.wait(900) == 0, first.log.read_text()[-3000:]
         after = server(first)
         assert after["pid"] != began["pid"] and after["restarts"] == 1 and not psutil.pid_exists(began["pid"])
 

@@ -16,7 +16,6 @@ from shardmill.schemas import read_rows
 from simserver import SimFleet, prompt_hash
 from workspace import Workspace
 
-SHARDS = 2
 RECORDS = 120
 Row = dict[str, Any]
 Key = tuple[str, int]
@@ -33,7 +32,7 @@ def record(number: int, turns: int = 1) -> dict[str, Any]:
 class Mill:
     """A workspace with its dataset and one simulated server, and what the server was asked since the last look."""
 
-    def __init__(self, root: Path, fleet: SimFleet) -> None:
+    def __init__(self, root: Path, fleet: SimFleet, shards: int = 1) -> None:
         self._fleet = fleet
         self._seen = len(fleet.logs())
         self._prompts: set[str] = set()
@@ -41,7 +40,7 @@ class Mill:
             root,
             {
                 "dataset": {"path": "data.json"},
-                "prompts": {"shards": SHARDS},
+                "prompts": {"shards": shards},
                 "sampling": {"max_new_tokens": 30},
                 "servers": {"engine": "sglang", "endpoints": fleet.urls},
                 "generate": {"pilot_shards": 0},
@@ -128,7 +127,7 @@ def test_a_changed_build_pays_only_for_what_is_new(fleet: SimFleet, tmp_path: Pa
 
     # Other shards, and a limit that four builds have rows for: those cut at 60 are all that is asked.
     sampling = {"temperature": 0.7, "max_new_tokens": 400}
-    _, at_400 = mill.build({"sampling": sampling, "prompts": {"shards": 3}})
+    _, at_400 = mill.build({"sampling": sampling, "prompts": {"shards": 2}})
     assert mill.asked() == cut(at_60)
     makers = {row["reused_from"] for row in at_400.values()}
     assert makers <= {None, first, second, fourth} and third not in makers
@@ -143,7 +142,7 @@ def test_a_changed_build_pays_only_for_what_is_new(fleet: SimFleet, tmp_path: Pa
 def test_regenerated_turns_are_walked(fleet: SimFleet, tmp_path: Path) -> None:
     mill = Mill(tmp_path, fleet)
     mill.write([record(number, turns=3) for number in range(30)])
-    first, short = mill.build({"prompts": {"turns": "regenerate", "shards": 1}})
+    first, short = mill.build({"prompts": {"turns": "regenerate"}})
     assert mill.asked() == len(short) == 90
     _, long = mill.build({"sampling": {"max_new_tokens": 500}})
     # A turn is reused where its prompt came out the same and its answer was whole: after whole turns always, and after
@@ -182,17 +181,17 @@ def test_another_machine_reuses_what_is_in_the_store(
         machines = []
         for name in ("a", "b"):
             (tmp_path / name).mkdir()
-            machines.append(Mill(tmp_path / name, fleet))
+            machines.append(Mill(tmp_path / name, fleet, shards=2))
             machines[-1].write([record(number) for number in range(60)])
         first, short = machines[0].build({"s3": s3})
         machines[1].asked()
         _, long = machines[1].build({"s3": s3, "sampling": {"max_new_tokens": 200}})
         paid = machines[1].asked()
         # A shard that is discarded is asked anew, though the older build still has rows for it.
-        discarded = machines[1].workspace.results / "completions" / f"{shard_name(0, SHARDS)}.parquet"
+        discarded = machines[1].workspace.results / "completions" / f"{shard_name(0, 2)}.parquet"
         thrown_away = {(row["conversation_id"], row["turn"]) for row in read_rows(discarded)}
         assert any(long[key]["reused_from"] == first for key in thrown_away)
-        machines[1].workspace.shardmill("discard", shard_name(0, SHARDS), "--yes")
+        machines[1].workspace.shardmill("discard", shard_name(0, 2), "--yes")
         _, again = machines[1].build()
     assert machines[1].asked() == len(thrown_away) < len(long)
     assert all((row["reused_from"] is None) if key in thrown_away else row == long[key] for key, row in again.items())

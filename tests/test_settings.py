@@ -10,6 +10,7 @@ import pytest
 from shardmill import config_docs, settings
 from shardmill.config_schema import schema, typed
 from shardmill.errors import SettingsError
+from shardmill.files import write_json
 from workspace import REPO
 
 
@@ -26,9 +27,21 @@ def test_every_key_has_a_description_and_a_default(key: str, node: dict[str, Any
         assert node["additionalProperties"] is False
 
 
-def test_settings_survive_the_file_that_jobs_read_them_from() -> None:
-    loaded = settings.load()
-    assert settings.resolve(loaded.as_dict()) == loaded
+@pytest.mark.parametrize("name", ["config.yaml", "sharegpt.yaml", "qwen3.6-27b-b200.yaml"])
+def test_settings_survive_the_file_that_jobs_read_them_from(name: str, tmp_path: Path) -> None:
+    loaded = settings.load(REPO / "config" / name)
+    path = tmp_path / "settings.json"
+    write_json(path, loaded.as_dict())
+    assert settings.frozen(path) == loaded
+    # One of a version that knew fewer keys has their defaults.
+    older = loaded.as_dict()
+    del older["generate"]["patience_s"], older["cost"]
+    write_json(path, older)
+    assert settings.frozen(path).generate.patience_s == settings.load().generate.patience_s
+    for damaged in ({**older, "servers": None}, {**older, "servers": [1]}):
+        write_json(path, damaged)
+        with pytest.raises(SettingsError, match="servers"):
+            settings.frozen(path)
 
 
 def test_config_readme_is_made_from_the_schema() -> None:

@@ -453,7 +453,7 @@ def test_json_holds_every_part_and_no_secret(tmp_path: Path, monkeypatch: pytest
 
 
 def test_during_a_real_run_after_a_kill_and_at_its_end(tmp_path: Path) -> None:
-    config = {"length_mean": 400, "time_scale": 0.4, "mamba_slots": None, "max_running_requests": 3, "mtp": True}
+    config = {"length_mean": 300, "time_scale": 0.6, "mamba_slots": None, "max_running_requests": 3, "mtp": True}
     with SimFleet(2, config) as fleet:
         workspace = Workspace(
             tmp_path,
@@ -465,8 +465,7 @@ def test_during_a_real_run_after_a_kill_and_at_its_end(tmp_path: Path) -> None:
                 "cost": {"usd_per_gpu_hour": 3.8},
             },
         )
-        log = (tmp_path / "run.log").open("w")
-        run = subprocess.Popen(workspace.command(), cwd=tmp_path, env=workspace.environment(), stdout=log, stderr=log)
+        run = workspace.start()
         try:
             live = wait_for(workspace, lambda now: now["prompts"]["ok"] > 3 and now["pace"]["tokens_per_s_now"])
             assert live["run"]["at_work"] and live["run"]["pid"] == run.pid and live["shards"]["generating"] > 0
@@ -511,4 +510,4 @@ def wait_for(workspace: Workspace, holds: Any, seconds: float = 90) -> dict[str,
             if holds(status):
                 return status
         time.sleep(0.3)
-    raise AssertionError((workspace.root / "run.log").read_text())
+    raise AssertionError(workspace.log.read_text())

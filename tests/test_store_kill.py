@@ -163,18 +163,18 @@ def test_an_upload_in_parts_that_is_killed_is_never_seen_half_written(
     settings = store_settings(proxy.url, shards=3)
     client = moto.client()
     proxy.faults.insert(0, proxy.faults.pop().__class__("delay", operation="UploadPart", skip=2, seconds=30.0))
-    process = start("upload", settings, path, "large")
+    process = start("upload", settings, path, "killed-in-parts")
     wait_until(lambda: proxy.seen["UploadPart"] >= 3, 30)
     time.sleep(0.3)
     process.kill()
     process.wait()
-    assert len(client.list_multipart_uploads(Bucket=BUCKET, Prefix="large")["Uploads"]) == 1
-    assert "Contents" not in client.list_objects_v2(Bucket=BUCKET, Prefix="large")
+    assert len(client.list_multipart_uploads(Bucket=BUCKET, Prefix="killed-in-parts")["Uploads"]) == 1
+    assert "Contents" not in client.list_objects_v2(Bucket=BUCKET, Prefix="killed-in-parts")
     proxy.clear()
-    process = start("upload", settings, path, "large")
+    process = start("upload", settings, path, "killed-in-parts")
     assert process.wait(60) == 0
-    assert not client.list_multipart_uploads(Bucket=BUCKET, Prefix="large").get("Uploads")
-    assert client.get_object(Bucket=BUCKET, Key="large")["Body"].read() == path.read_bytes()
+    assert not client.list_multipart_uploads(Bucket=BUCKET, Prefix="killed-in-parts").get("Uploads")
+    assert client.get_object(Bucket=BUCKET, Key="killed-in-parts")["Body"].read() == path.read_bytes()
 
 
 def test_two_machines_build_the_same_shards_and_agree(proxy: S3Proxy, moto: Server, tmp_path: Path) -> None:

@@ -109,7 +109,8 @@ def test_a_run_waits_for_a_disk_with_a_core_to_spare(tmp_path: Path, small_disk:
             logs = (build.logs / "generate").glob("*.log")
             return [path.stem for path in logs if "for 600 s at most" in path.read_text()]
 
-        with subprocess.Popen(mill.command(cores=2), cwd=mill.root, env=mill.environment()) as run:
+        run = mill.start(cores=2)
+        try:
             wait_until(lambda: bool(waiting()), 300)
             time.sleep(3)
             # Two cores, four shards that could be answered: one waits, and a core is there for what frees space.
@@ -118,4 +119,6 @@ def test_a_run_waits_for_a_disk_with_a_core_to_spare(tmp_path: Path, small_disk:
             assert "nothing new is asked until it has 3 MB" in told
             ballast.unlink()
             assert run.wait(300) == 0
+        finally:
+            run.kill()
     assert len(list((build.root / "manifests").glob("*.json"))) == 4

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from prefork import Prefork
+from prefork import Forked, Prefork
 
 REPO = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -49,6 +49,17 @@ class Workspace:
         done = _prefork().run(self.command(*arguments, cores=cores), cwd=self.root, env=self.environment())
         assert done.returncode == expect, f"exit code {done.returncode}, not {expect}:\n{done.stdout}\n{done.stderr}"
         return done
+
+    def start(self, cores: int = 4, environment: Mapping[str, str] | None = None) -> Forked:
+        """A run in a process group of its own. It says what it says in `log`."""
+        self.log.unlink(missing_ok=True)
+        return _prefork().start(
+            self.command(cores=cores), self.root, environment or self.environment(), self.log, self.log
+        )
+
+    @property
+    def log(self) -> Path:
+        return self.root / "run.log"
 
     def plan(self) -> dict[str, int]:
         """Jobs by rule as `snakemake -n` lists them, `all` left out."""

@@ -10,9 +10,8 @@ from typing import Any, TypeVar
 import click
 
 from shardmill.errors import UsageError
-from shardmill.files import read_json
 from shardmill.paths import BuildPaths
-from shardmill.settings import Settings, load, resolve
+from shardmill.settings import Settings, frozen, load
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -60,7 +59,7 @@ def target(root: Path | None, configfiles: tuple[Path, ...]) -> Target:
         raise UsageError(
             f"{root} is not a build's folder: run `snakemake --cores 7`, or name one with --build or --configfile."
         )
-    return Target(build, resolve(read_json(build.settings)))
+    return Target(build, frozen(build.settings))
 
 
 def _from_config(configfiles: tuple[Path, ...]) -> Target:

@@ -11,9 +11,8 @@ import orjson
 
 from shardmill.cli_common import build_options
 from shardmill.errors import UsageError
-from shardmill.files import read_json
 from shardmill.paths import BuildPaths
-from shardmill.settings import Settings, load, resolve
+from shardmill.settings import Settings, frozen, load
 from shardmill.wording import counted
 
 
@@ -83,7 +82,7 @@ def _settings(root: Path | None, configfiles: tuple[Path, ...]) -> Settings:
         return load(*configfiles)
     build = BuildPaths(root or Path("results/latest"))
     if build.settings.exists():
-        return resolve(read_json(build.settings))
+        return frozen(build.settings)
     if root is not None:
         raise UsageError(f"{root} is not a build's folder: name one with --build, or a config with --configfile.")
     return load()

@@ -14,9 +14,9 @@ from shardmill import halt
 from shardmill.errors import ShardError, ShardmillError
 from shardmill.files import read_json
 from shardmill.fleet import runlock
-from shardmill.lean import without_pandas
+from shardmill.lean import without
 from shardmill.paths import BuildPaths
-from shardmill.settings import Settings, resolve
+from shardmill.settings import Settings, frozen
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +48,10 @@ def step(context: click.Context, root: Path, log: Path | None) -> None:
     """Steps of the workflow, as its rules call them."""
     build = BuildPaths(root)
     _log_to(log)
-    without_pandas()
+    without("pandas")
     if not build.settings.exists():
         raise ShardmillError(f"{build.settings} is missing: start this step by a run of snakemake, not by hand.")
-    context.obj = Job(build, resolve(read_json(build.settings)), runlock.holder(build.lock))
+    context.obj = Job(build, frozen(build.settings), runlock.holder(build.lock))
 
 
 @step.command()
@@ -72,6 +72,7 @@ def prompts(job: Job, threads: int) -> None:
 @click.pass_obj
 def generate(job: Job, shard: str) -> None:
     """Prompts of a shard to completions, unless another machine on the same build has published them meanwhile."""
+    without("numpy")
     from shardmill.generate.job import generate_shard
     from shardmill.generate.pace import Pace
     from shardmill.generate.space import Space
@@ -94,6 +95,7 @@ def generate(job: Job, shard: str) -> None:
 @click.pass_obj
 def tokenize(job: Job, shard: str) -> None:
     """Completions of a shard to training rows."""
+    without("numpy")
     from shardmill.tokens import tokenize_shard
 
     tokenize_shard(job.build, shard)
@@ -104,7 +106,8 @@ def tokenize(job: Job, shard: str) -> None:
 @click.pass_obj
 def publish(job: Job, shard: str) -> None:
     """Checks a shard, uploads it, and writes its manifest."""
-    from shardmill.quality.run import check_shard, render_verdict
+    from shardmill.quality.run import check_shard
+    from shardmill.quality.verdict import render_verdict
     from shardmill.store.publish import publish_shard
 
     report = check_shard(job.build, job.settings, shard)
@@ -118,6 +121,7 @@ def publish(job: Job, shard: str) -> None:
 @click.pass_obj
 def restore(job: Job, shard: str) -> None:
     """A finished shard from S3 to this machine."""
+    without("numpy")
     from shardmill.store.restore import restore_shard
 
     restore_shard(job.settings, job.build, shard)
@@ -150,6 +154,7 @@ def check_build(job: Job) -> None:
 @click.pass_obj
 def report(job: Job) -> None:
     """The report page, the catalog and the dataset card."""
+    without("numpy")
     from shardmill.catalog import write_catalog
     from shardmill.report import write_card, write_report
     from shardmill.store.publish import publish_files
@@ -167,7 +172,7 @@ def report(job: Job) -> None:
 @click.pass_obj
 def verdict(job: Job, report: Path) -> None:
     """Fails, with a table, when a report says that its checks did not pass."""
-    from shardmill.quality.run import render_verdict
+    from shardmill.quality.verdict import render_verdict
 
     checked = read_json(report)
     click.echo(render_verdict(checked), err=True)

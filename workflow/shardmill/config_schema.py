@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from shardmill.errors import SettingsError
 
 SCHEMA = Path(__file__).resolve().parent.parent / "schemas" / "config.schema.yaml"
@@ -16,6 +14,8 @@ SCHEMA = Path(__file__).resolve().parent.parent / "schemas" / "config.schema.yam
 
 @functools.cache
 def schema() -> dict[str, Any]:
+    import yaml
+
     loaded: dict[str, Any] = yaml.safe_load(SCHEMA.read_text())
     return loaded
 
@@ -78,6 +78,8 @@ def nearest(unknown: str, known: Mapping[str, Any]) -> str:
 
 
 def _typed(value: Any, node: Mapping[str, Any]) -> Any:
+    import yaml
+
     if isinstance(value, dict):
         keys, others = node.get("properties", {}), node.get("additionalProperties") or {}
         return {key: _typed(item, keys.get(key, others)) for key, item in value.items()}

@@ -1,6 +1,7 @@
-"""Keeps pandas out of a job: pyarrow looks for it at its first array, and its import costs more than most jobs' work.
+"""Keeps packages out of a job that pyarrow and duckdb look for, and whose import costs more than most jobs' work.
 
-It is installed because Snakemake needs it; nothing in this package uses it. pyarrow and duckdb do without.
+pandas is installed because Snakemake needs it; nothing in this package uses it. numpy is used by what reads, renders
+and checks. pyarrow and duckdb do without both.
 """
 
 from __future__ import annotations
@@ -12,15 +13,18 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 
-class _NoPandas(MetaPathFinder):
+class _Without(MetaPathFinder):
+    def __init__(self, packages: tuple[str, ...]) -> None:
+        self._packages = packages
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname == "pandas":
-            raise ModuleNotFoundError("pandas is kept out of this process (shardmill.lean)", name=fullname)
+        if fullname in self._packages:
+            raise ModuleNotFoundError(f"{fullname} is kept out of this process (shardmill.lean)", name=fullname)
         return None
 
 
-def without_pandas() -> None:
-    """For the rest of this process. No effect on a pandas that is imported already."""
-    sys.meta_path.insert(0, _NoPandas())
+def without(*packages: str) -> None:
+    """For the rest of this process. No effect on a package that is imported already."""
+    sys.meta_path.insert(0, _Without(packages))

@@ -11,10 +11,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from shardmill import config_schema
 from shardmill.errors import SettingsError
+from shardmill.files import read_json
 
 WORKFLOW = Path(__file__).resolve().parent.parent
 DEFAULT_CONFIG = WORKFLOW.parent / "config" / "config.yaml"
@@ -187,16 +186,33 @@ def resolve(config: Mapping[str, Any]) -> Settings:
     servers = filled["servers"]
     if servers["launch"] is None:
         servers["launch"] = not (servers["endpoints"] or servers["endpoints_file"])
-    sections = {name: _section(kind, filled[name]) for name, kind in _SECTIONS.items()}
-    settings = Settings(name=filled["name"], results=filled["results"], **sections)
+    settings = _settings(filled)
     _refuse_contradictions(settings)
     return settings
+
+
+def frozen(path: Path) -> Settings:
+    """Settings that a run wrote down (`as_dict`), for its jobs, and for whoever looks at its build.
+
+    They were checked before they were written, and are again only when they don't fit, as those of another version:
+    importing a validator costs a small job a quarter of its time. Raises FileNotFoundError, DamagedFile, SettingsError.
+    """
+    values = read_json(path)
+    try:
+        return _settings(values)
+    except (KeyError, TypeError, AttributeError):
+        return resolve(values)
 
 
 def known_checks(checks_dir: str | None) -> set[str]:
     """Names of all checks: a check is a .sql file, and its name is the file's."""
     folders = [CHECKS, *([Path(checks_dir)] if checks_dir else [])]
     return {path.stem for folder in folders for path in folder.glob("*.sql")}
+
+
+def _settings(values: Mapping[str, Any]) -> Settings:
+    sections = {name: _section(kind, values[name]) for name, kind in _SECTIONS.items()}
+    return Settings(name=values["name"], results=values["results"], **sections)
 
 
 def _section(kind: type, values: dict[str, Any]) -> Any:
@@ -236,6 +252,8 @@ def _refuse_contradictions(settings: Settings) -> None:
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
+    import yaml
+
     try:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

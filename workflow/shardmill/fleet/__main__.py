@@ -7,19 +7,18 @@ import sys
 from pathlib import Path
 
 from shardmill.errors import ShardmillError
-from shardmill.files import read_json
 from shardmill.fleet import runlock
 from shardmill.fleet.home import Home
 from shardmill.fleet.process import FleetProcess
 from shardmill.fleet.timing import timing
-from shardmill.settings import resolve
+from shardmill.settings import frozen
 
 
 def main() -> int:
     home = Home(Path(sys.argv[1]))
     try:
         with runlock.acquire(home.lock, runlock.myself("the fleet")):
-            asyncio.run(FleetProcess(home, resolve(read_json(home.settings)), timing()).run())
+            asyncio.run(FleetProcess(home, frozen(home.settings), timing()).run())
     except runlock.Held:
         return 0  # another was faster
     except ShardmillError as error:

@@ -16,13 +16,10 @@ from shardmill.quality.accounting import account
 from shardmill.quality.checks import Check, load_checks
 from shardmill.quality.facts import build_facts, prepare
 from shardmill.quality.lengths import lengths
-from shardmill.quality.verdict import render_verdict
 from shardmill.settings import Quality, Settings
 
 if TYPE_CHECKING:
     import duckdb
-
-__all__ = ["check_build", "check_pilot", "check_shard", "render_verdict"]
 
 # Below this many rows a share says too little to stop a run (CONTRACTS.md, Checks and limits).
 LEAST_ROWS = 12
