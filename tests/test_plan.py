@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 from builds import MadeBuild, good
 from shardmill.cli import cli
 from shardmill.generate.journal import open_journal
-from shardmill.paths import BuildPaths
+from shardmill.paths import BuildPaths, shard_names
+from shardmill.plan import pattern
 from shardmill.run import find_build
 from shardmill.schemas import read_rows
 from shardmill.settings import load
@@ -23,6 +28,20 @@ OVERLAY = """
 servers: {engine: sglang, endpoints: ["http://127.0.0.1:1", "http://127.0.0.1:2"]}
 cost: {usd_per_gpu_hour: 3.6}
 """
+
+
+@given(total=st.integers(1, 300), dice=st.randoms(use_true_random=False))
+def test_a_pattern_matches_its_shards_and_no_others(total: int, dice: Random) -> None:
+    names = shard_names(total)
+    chosen = dice.sample(names, dice.randrange(total + 1))
+    expression = re.compile(pattern(tuple(chosen)))
+    assert [name for name in names if expression.fullmatch(name)] == sorted(chosen)
+    assert not any(expression.fullmatch(name) for name in ("", "shard-", names[-1] + "0", "xshard-00000-of-00001"))
+
+
+def test_a_pattern_of_all_shards_is_short() -> None:
+    assert pattern(tuple(shard_names(1000))) == r"shard-00\d\d\d-of-01000"
+    assert len(pattern(tuple(shard_names(1828)[::2]))) < 100
 
 
 def plan(*options: str) -> str:
