@@ -15,6 +15,7 @@ from shardmill.paths import BuildPaths
 from shardmill.plan import Plan, make_plan
 from shardmill.schemas import read_rows
 from shardmill.settings import Settings
+from shardmill.store.listing import Published
 from shardmill.store.publish import publish_shard
 
 
@@ -30,7 +31,7 @@ def finished(tmp_path: Path) -> tuple[BuildPaths, Settings]:
 
 def planned(finished: tuple[BuildPaths, Settings]) -> Plan:
     build, settings = finished
-    return make_plan(settings, build, frozenset)
+    return make_plan(settings, build, Published)
 
 
 def test_a_whole_build_needs_nothing_generated(finished: tuple[BuildPaths, Settings]) -> None:

@@ -19,6 +19,7 @@ from shardmill.identity import build_identity
 from shardmill.paths import BuildPaths, shard_name
 from shardmill.plan import make_plan
 from shardmill.settings import Settings
+from shardmill.store.listing import Published
 from simserver import SimFleet
 
 SOAK = bool(os.environ.get("SHARDMILL_SOAK"))
@@ -55,7 +56,7 @@ def shards(settings: Settings, results: Path, count: int, prompts: int) -> tuple
         build = make_shard(results / "sample-0123456789", settings, asked, shard=shard)
     identity = build_identity(settings, "0" * 64, "0" * 64, None)
     write_json(build.build_json, {**read_json(build.build_json), "identity": identity})
-    make_plan(settings, build, frozenset).save(build.plan)
+    make_plan(settings, build, Published).save(build.plan)
     return build, by_shard
 
 

@@ -17,6 +17,7 @@ from shardmill.digests import input_digests
 from shardmill.files import write_json
 from shardmill.plan import make_plan
 from shardmill.run import Run
+from shardmill.store.listing import Published
 from workspace import REPO
 
 README = (REPO / "README.md").read_text()
@@ -49,7 +50,7 @@ def test_the_query_that_a_finished_run_suggests_fits_a_terminal(
     chosen = settings_of()
     long = [good(number, text=long_answer(number, 90)) for number in range(20)]
     build = MadeBuild(tmp_path / "made-0123456789", chosen).write(long)
-    plan = make_plan(chosen, build, set)
+    plan = make_plan(chosen, build, Published)
     write_json(build.quality_passed(plan.checks_key), {})
     Run(chosen, build, {}, input_digests(chosen, REPO), plan).succeeded()
     (said,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("  query ")]

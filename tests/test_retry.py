@@ -225,7 +225,8 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple
 
 def stored(client: Any, build: BuildPaths) -> set[str]:
     """The build's own objects: moto keeps one state a process, in which other tests' builds may lie."""
-    keys = {item["Key"] for item in client.list_objects_v2(Bucket=BUCKET).get("Contents", [])}
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
+    keys = {item["Key"] for page in pages for item in page.get("Contents", [])}
     return {key for key in keys if f"/{build.name}/" in key}
 
 

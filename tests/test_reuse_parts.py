@@ -29,6 +29,7 @@ from shardmill.reuse.limits import Limits, still_right
 from shardmill.reuse.lookup import Find, open_lookup
 from shardmill.schemas import COMPLETIONS, PROMPTS, TOKENS, write_table
 from shardmill.settings import Settings, resolve
+from shardmill.store.listing import Published
 from shardmill.store.manifest import describe_shard
 from shardmill.store.publish import publish_files, publish_shard
 from shardmill.store.restore import restore_shard
@@ -121,7 +122,7 @@ def new_build(settings: Settings, name: str = "made-new") -> BuildPaths:
     """A build about to generate all its shards."""
     build = BuildPaths(Path(settings.results) / name)
     write_json(build.build_json, {"build": name, "identity": build_identity(settings, "e" * 64, "t" * 64, None)})
-    make_plan(settings, build, frozenset).save(build.plan)
+    make_plan(settings, build, Published).save(build.plan)
     return build
 
 
@@ -418,7 +419,7 @@ def test_rows_come_from_the_store_and_only_shards_that_can_matter_are_fetched(
     build = new_build(stored)
     for index in (0, 3):  # those are finished
         write_table(build.completions(shard_name(index, 4)), COMPLETIONS, [])
-    make_plan(stored, build, frozenset).save(build.plan)
+    make_plan(stored, build, Published).save(build.plan)
     with caplog.at_level(logging.WARNING):
         job = opened(stored, build)
     assert fetched(build) == 2  # shards 1 and 2 of the build of as many shards, nothing of the cold one

@@ -35,6 +35,7 @@ from shardmill.settings import Settings
 from shardmill.status import rows, trends
 from shardmill.status.gather import Gatherer, gather
 from shardmill.status.model import Status
+from shardmill.store.listing import Published
 from shardmill.store.uploads import note_upload
 from simserver import SimFleet
 from workspace import BIN, Workspace
@@ -162,7 +163,7 @@ def test_every_shard_is_in_one_stage(tmp_path: Path) -> None:
     write_json(build.progress(names[2]), progress_of(names[2]))
     with open_journal(build.journal(names[2])) as journal:
         journal.append({"conversation_id": "c", "turn": 0, "reason": "empty", "attempts": 4, "server": "gpu-0"})
-    make_plan(settings, build, frozenset).save(build.plan)
+    make_plan(settings, build, Published).save(build.plan)
     stopped = gather(settings, build)
     assert stages(stopped) == (1, 1, 0, 1, 1)
     with acquire(build.lock):
@@ -236,7 +237,7 @@ def test_restored_shards_are_told_from_made_ones(tmp_path: Path) -> None:
         unmake_all = name in names[:2]
         if unmake_all:
             build.manifest(name).unlink()
-    make_plan(settings, build, lambda: frozenset(names[:2])).save(build.plan)
+    make_plan(settings, build, lambda: Published(frozenset(names[:2]))).save(build.plan)
     for name in names[:1]:
         write_json(build.manifest(name), {"build": build.name, "shard": name, "rows": {}, "created_at": "2026-11-29"})
         _true_manifest(build, name, key=f"team/{build.name}/")

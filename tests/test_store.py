@@ -21,7 +21,7 @@ from shardmill.plan import make_plan
 from shardmill.settings import Settings
 from shardmill.store import claims, transfer
 from shardmill.store.client import Store, check_access
-from shardmill.store.listing import published_shards
+from shardmill.store.listing import Published, published, published_shards
 from shardmill.store.manifest import Manifest, manifest_matches, read_manifest, root_key
 from shardmill.store.publish import publish_files, publish_shard, unpublish_shard
 from shardmill.store.restore import restore_facts, restore_shard
@@ -82,7 +82,7 @@ def test_what_is_published_comes_back_byte_for_byte(any_server: Server, settings
     there = BuildPaths(tmp_path / "b" / NAME)
     restore_shard(settings, there, SHARDS[1])
     assert files_of(there, SHARDS[1]) == files_of(here, SHARDS[1])
-    assert manifest_matches(there, SHARDS[1], root_key(settings.s3, NAME))
+    assert manifest_matches(there, SHARDS[1])
 
     manifest = json.loads(here.manifest(FIRST).read_bytes())
     assert manifest["rows"] == {"prompts": 6, "ok": 4, "failed": 2}
@@ -179,8 +179,8 @@ def test_a_build_made_without_a_store_is_published_once_it_has_one(on_moto: Sett
     offline = store_settings("http://127.0.0.1:9", bucket=None)
     for shard in SHARDS:
         publish_shard(offline, build, shard)
-    assert make_plan(offline, build, frozenset).publish == ()
-    plan = make_plan(on_moto, build, lambda: published_shards(on_moto, build))
+    assert make_plan(offline, build, Published).publish == ()
+    plan = make_plan(on_moto, build, lambda: published(on_moto, build))
     assert plan.publish == tuple(SHARDS) and plan.generate == plan.tokenize == ()
 
 
@@ -260,7 +260,7 @@ def test_a_plan_over_1828_shards_takes_two_requests_of_listing(on_moto: Settings
         for name in names:
             if name not in missing:
                 put_directly(f"{root_key(settings.s3, NAME)}manifests/{name}.json")
-        plan = make_plan(settings, build, lambda: published_shards(settings, build))
+        plan = make_plan(settings, build, lambda: published(settings, build))
         assert set(plan.generate) == missing and len(plan.restore) == 1826
         assert proxy.requests == proxy.seen["ListObjectsV2"] == 2
         proxy.clear()

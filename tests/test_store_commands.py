@@ -17,7 +17,9 @@ from shardmill.cli import cli
 from shardmill.errors import ShardmillError, UsageError
 from shardmill.files import write_json
 from shardmill.paths import BuildPaths, shard_names
+from shardmill.plan import make_plan
 from shardmill.settings import Settings
+from shardmill.store.listing import published
 from shardmill.store.manifest import root_key
 from shardmill.store.publish import publish_files, publish_shard
 from storebuilds import NAME, files_of, make_build
@@ -105,7 +107,8 @@ def test_damage_here_is_listed(damage: Callable[[BuildPaths], object], expected:
     done = call("verify", "--build", str(build.root), expect=1)
     assert re.search(expected, done.output), done.output
     listed = json.loads(call("verify", "--json", "--build", str(build.root), expect=1).output)
-    assert len(listed["problems"]) == len(done.output.splitlines()) - 1
+    assert len(listed["problems"]) == len(done.stdout.splitlines()) - 1
+    assert "the next run" in done.stderr or "harms nothing" in done.stderr
 
 
 def test_a_file_that_is_no_parquet_is_listed_though_its_hash_is_right(build: BuildPaths) -> None:
@@ -134,7 +137,7 @@ def test_damage_in_the_store_is_listed(build: BuildPaths, settings: Settings, mo
     client.delete_object(Bucket=BUCKET, Key=f"{root}manifests/{SHARDS[5]}.json")
     client.put_object(Bucket=BUCKET, Key=f"{root}manifests/shard-00000-of-00009.json", Body=b"{}")
     client.put_object(Bucket=BUCKET, Key=f"{root}manifests/{SHARDS[6]}.json", Body=b"{}")
-    lines = call("verify", "--build", str(build.root), expect=1).output.splitlines()
+    lines = call("verify", "--build", str(build.root), expect=1).stdout.splitlines()
     found = {tuple(line.split(": ")[:3]) for line in lines[:-1]}
     expected = {
         ("store", "missing", missing),
@@ -148,6 +151,20 @@ def test_damage_in_the_store_is_listed(build: BuildPaths, settings: Settings, mo
     assert found == expected
     deep = call("verify", "--deep", "--build", str(build.root), expect=1).output
     assert f"store: hash: {other}" in deep
+
+    # What is whole here goes up again; what concerns the manifests is for the next run.
+    done = call("verify", "--deep", "--repair", "--build", str(build.root), expect=1)
+    assert [line for line in done.stderr.splitlines() if line.endswith(": uploaded again")] == [
+        f"{shard}: uploaded again" for shard in SHARDS[1:4]
+    ]
+    left = {tuple(line.split(": ")[:3]) for line in done.stdout.splitlines()[:-1]}
+    assert left == expected - {("store", "missing", missing), ("store", "size", short)}
+    assert "The next run of snakemake publishes what the store lacks" in done.stderr
+    plan = make_plan(settings, build, lambda: published(settings, build))
+    assert plan.publish == (SHARDS[5], SHARDS[6]) and plan.restore == ()
+    for shard in plan.publish:
+        publish_shard(settings, build, shard)
+    assert make_plan(settings, build, lambda: published(settings, build)).publish == ()
 
 
 def test_verify_of_an_unfinished_build_counts_what_is_there(settings: Settings, tmp_path: Path) -> None:
@@ -166,7 +183,7 @@ def test_verify_tells_a_wrong_shard_from_one_that_is_not_finished(build: BuildPa
     assert "7 of 8 shards are whole here, 1 is not finished here (shard-00001-of-00008), 8 are in the store" in said
     assert said.endswith(": what is finished is right.\n")
     build.completions(FIRST).unlink()
-    last = call("verify", "--build", str(build.root), expect=1).output.splitlines()[-1]
+    last = call("verify", "--build", str(build.root), expect=1).stdout.splitlines()[-1]
     assert "6 of 8 shards are whole here, 1 is wrong (shard-00000-of-00008), 1 is not finished here" in last
     assert last.endswith(": 1 problem.")
 

@@ -196,6 +196,55 @@ def test_two_machines_at_the_same_time(tmp_path: Path, moto: Server) -> None:
         assert_asked_once(fleet, 40)
 
 
+def test_what_is_whole_here_and_not_in_the_store_is_published(tmp_path: Path, moto: Server) -> None:
+    """Made without the store, lost there, or damaged there: the next run plans just that, does it, and is content."""
+    client = moto.client()
+    client.create_bucket(Bucket="another")
+    with SimFleet(1, ANSWERS | {"instant": True}) as fleet:
+        space = machine(tmp_path / "a", moto.url, "late", fleet.urls, shards=2)
+        space.configure({"s3": {"offline": True}})
+        space.snakemake()
+        assert space.plan() == {}
+        received = fleet.received().total()
+
+        def check() -> None:
+            """Both shards are published and nothing else is made; then all is right."""
+            planned = space.plan()
+            assert planned == {"publish": 2, "check_build": 1, "report": 1, "verdict": 1}
+            assert space.build() == planned and space.plan() == {}
+            assert (
+                "2 of 2 shards are whole here, 2 are in the store: all right"
+                in space.shardmill("verify", "--deep").stdout
+            )
+            assert fleet.received().total() == received
+
+        space.configure({"s3": {"offline": False}})
+        check()
+        space.configure({"s3": {"bucket": "another"}})
+        check()
+        root = f"late/{space.results.name}/manifests"
+        client.delete_object(Bucket="another", Key=f"{root}/{shard_names(2)[0]}.json")
+        client.put_object(Bucket="another", Key=f"{root}/{shard_names(2)[1]}.json", Body=b"garbage")
+        check()
+
+
+def test_a_shard_that_another_machine_made_again_is_taken(tmp_path: Path, moto: Server) -> None:
+    with SimFleet(1, ANSWERS | {"instant": True}) as fleet:
+        a, b = (machine(tmp_path / name, moto.url, "again", fleet.urls, shards=2) for name in ("a", "b"))
+        a.snakemake()
+        b.snakemake()
+        bad = shard_names(2)[1]
+        a.shardmill("discard", bad, "--yes")
+        a.snakemake()
+        planned = b.plan()
+        assert planned["publish"] == 1 and "generate" not in planned and "restore" not in planned
+        b.snakemake()
+        for kind in ("completions", "tokens"):
+            one, other = (space.results / kind / f"{bad}.parquet" for space in (a, b))
+            assert one.read_bytes() == other.read_bytes()
+        assert "all right" in b.shardmill("verify", "--deep").stdout and b.plan() == {}
+
+
 @pytest.mark.parametrize("trouble", ["unreachable", "403", "no credentials", "no bucket", "a web page"])
 def test_a_store_that_cannot_be_read_plans_nothing(
     trouble: str, tmp_path: Path, proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 import orjson
 
-from shardmill.cli_common import build_options, target
+from shardmill.cli_common import Target, build_options, target
 from shardmill.errors import SettingsError, UsageError
 from shardmill.files import read_json, write_json
 from shardmill.paths import BuildPaths
@@ -27,13 +27,17 @@ _NAMED = 5  # shards
 @click.command()
 @click.option("--deep", is_flag=True, help="Read every row, and download every object to hash it.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.option("--repair", is_flag=True, help="Upload again what is wrong in the store and whole here.")
 @build_options
-def verify(deep: bool, as_json: bool, root: Path | None, configfiles: tuple[Path, ...]) -> None:
+def verify(deep: bool, as_json: bool, repair: bool, root: Path | None, configfiles: tuple[Path, ...]) -> None:
     """Local files and the store against the manifests: missing, extra, wrong, unreadable. Exit code 1 with a list."""
+    from shardmill.store.repair import ways_out
     from shardmill.store.verify import verify_build
 
     subject = target(root, configfiles)
     found = verify_build(subject.settings, subject.build, deep)
+    if repair and _repair(subject, found):
+        found = verify_build(subject.settings, subject.build, deep)
     if as_json:
         click.echo(
             orjson.dumps(
@@ -56,7 +60,22 @@ def verify(deep: bool, as_json: bool, root: Path | None, configfiles: tuple[Path
         for problem in found.problems:
             click.echo(str(problem))
         click.echo(_verified(subject.build.name, found))
+        for way in ways_out(found):
+            click.echo(way, err=True)
     sys.exit(1 if found.problems else 0)
+
+
+def _repair(subject: Target, found: Verified) -> bool:
+    """Whether anything was uploaded again."""
+    from shardmill.fleet.runlock import acquire
+    from shardmill.store.repair import to_upload_again, upload_again
+
+    shards = to_upload_again(found)
+    with acquire(subject.build.lock):
+        for shard in shards:
+            upload_again(subject.settings, subject.build, shard)
+            click.echo(f"{shard}: uploaded again", err=True)
+    return bool(shards)
 
 
 def _verified(name: str, found: Verified) -> str:

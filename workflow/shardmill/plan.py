@@ -6,15 +6,19 @@ file that is there and right is nobody's output in this run, and a rule matches 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shardmill.errors import DataError
 from shardmill.files import read_json, sha256_json, write_json
 from shardmill.paths import BuildPaths, shard_names
 from shardmill.settings import CHECKS, Settings
-from shardmill.store.manifest import manifest_matches, root_key, uses_store
+from shardmill.store.manifest import manifest_matches, uses_store
+
+if TYPE_CHECKING:
+    from shardmill.store.listing import Published
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,23 +54,26 @@ class Plan:
         return cls(**values)
 
 
-def make_plan(settings: Settings, build: BuildPaths, published: Callable[[], Set[str]]) -> Plan:
-    """The plan for `build` as it stands on disk.
+def make_plan(settings: Settings, build: BuildPaths, published: Callable[[], Published]) -> Plan:
+    """The plan for `build` as it stands on disk and, where it has one, in its store.
 
-    `published` gives the shards with a manifest in S3. It is asked only when a shard is missing here, since it costs a
-    listing, and whatever it raises ends the plan: a store that can't be read must not look like an empty one.
+    `published` tells what is in the store, and whatever it raises ends the plan: a store that can't be read must not
+    look like an empty one.
     """
     shards = tuple(shard_names(settings.prompts.shards))
     here = {kind: _present(build.root / kind) for kind in ("prompts", "completions", "tokens", "manifests")}
-    # A build that was made without a store is published once it has one.
-    root = root_key(settings.s3, build.name) if uses_store(settings.s3) else None
-    complete = {shard for shard in shards if _finished(build, shard, here, root)}
+    whole = {shard for shard in shards if _finished(build, shard, here)}
+    remote = frozenset[str]()
+    complete = set[str](whole)
+    if uses_store(settings.s3):
+        stored = published()
+        # A shard that is whole here is published where it is not in the store, as one that was made without a store,
+        # or lost there. Where another one is there, the step that publishes takes that.
+        remote, complete = stored.shards, whole & stored.shards - stored.otherwise_here
     left = [shard for shard in shards if shard not in complete]
-    _refuse_damage(build, left, here)
-    remote = published() if left and uses_store(settings.s3) else frozenset()
-
-    restore = [shard for shard in left if shard in remote]
-    own = [shard for shard in left if shard not in remote]
+    restore = [shard for shard in left if shard in remote and shard not in whole]
+    own = [shard for shard in left if shard not in remote or shard in whole]
+    _refuse_damage(build, own, here)
     generate = [shard for shard in own if shard not in here["completions"]]
     made_again = set(generate)
     tokenize = [shard for shard in own if shard in made_again or shard not in here["tokens"]]
@@ -148,10 +155,11 @@ def _facts_known(build: BuildPaths, prompts: set[str]) -> bool:
     return bool(facts.get("counts") and facts.get("model"))
 
 
-def _finished(build: BuildPaths, shard: str, here: dict[str, set[str]], root: str | None) -> bool:
+def _finished(build: BuildPaths, shard: str, here: dict[str, set[str]]) -> bool:
+    """Whether the shard lies here with a manifest that fits, in the store or not."""
     if any(shard not in here[kind] for kind in ("completions", "tokens", "manifests")):
         return False
-    return manifest_matches(build, shard, root)
+    return manifest_matches(build, shard)
 
 
 def _refuse_damage(build: BuildPaths, shards: list[str], here: dict[str, set[str]]) -> None:

@@ -8,12 +8,12 @@ import platform
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from shardmill import __version__, halt
 from shardmill.config_schema import typed
@@ -27,6 +27,9 @@ from shardmill.order import places
 from shardmill.paths import BuildPaths
 from shardmill.plan import Plan, make_plan
 from shardmill.settings import Settings, layered, resolve
+
+if TYPE_CHECKING:
+    from shardmill.store.listing import Published
 
 # What a finished run suggests: columns that fit a terminal.
 FIRST_QUERY = "select finish_reason, completion_tokens, left(text, 40) as answer from completions limit 5"
@@ -153,10 +156,10 @@ def _identify(settings: Settings, base: Path) -> tuple[BuildPaths, dict[str, Any
     return BuildPaths(Path(settings.results) / f"{settings.name}-{build_id(identity)}"), identity, digests
 
 
-def _published(settings: Settings, build: BuildPaths) -> Set[str]:
-    from shardmill.store.listing import published_shards
+def _published(settings: Settings, build: BuildPaths) -> Published:
+    from shardmill.store.listing import published
 
-    return published_shards(settings, build)
+    return published(settings, build)
 
 
 def _write_build_json(build: BuildPaths, identity: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ class Listed:
     key: str
     size: int
     modified: datetime
+    etag: str  # of a small object its MD5, in most stores
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,7 +127,7 @@ class Store:
                     # A web page answered with 200: taken for a listing, it would be an empty one.
                     raise not_a_store(self._target("ListObjectsV2", prefix))
                 for entry in page.get("Contents", ()):
-                    yield Listed(entry["Key"], entry["Size"], entry["LastModified"])
+                    yield Listed(entry["Key"], entry["Size"], entry["LastModified"], entry["ETag"].strip('"'))
 
     def folders(self, prefix: str) -> Iterator[str]:
         """The prefixes one level below `prefix`, each with its trailing slash: one request for 1,000 of them."""

@@ -2,19 +2,64 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
 from shardmill.paths import BuildPaths
 from shardmill.settings import Settings
+from shardmill.store.answers import Listed
+from shardmill.store.client import Store
 from shardmill.store.manifest import root_key
+
+_AT_ONCE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Shards whose manifest is in the store, and those of them for which another one is on this machine."""
+
+    shards: frozenset[str] = frozenset()
+    otherwise_here: frozenset[str] = frozenset()
+
+
+def published(settings: Settings, build: BuildPaths) -> Published:
+    """What is published of a build: a request for each 1,000 shards, and one for each manifest that seems to differ.
+
+    Raises StoreError when the store can't be read for whatever reason: that must never look like an empty store, or
+    everything would be planned again.
+    """
+    store = Store(settings.s3, hasty=True)
+    listed = dict(_manifests(store, settings, build))
+    here = [shard for shard in listed if build.manifest(shard).exists()]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        same = pool.map(lambda shard: _is_here(store, listed[shard], build, shard), here)
+        others = frozenset(shard for shard, is_same in zip(here, same, strict=True) if not is_same)
+    return Published(frozenset(listed), others)
 
 
 def published_shards(settings: Settings, build: BuildPaths) -> frozenset[str]:
-    """Names of the shards whose manifest is in the store: a request for each 1,000 of them.
+    """Names of the shards whose manifest is in the store. Raises StoreError as `published` does."""
+    return frozenset(dict(_manifests(Store(settings.s3, hasty=True), settings, build)))
 
-    The prefix ends with a slash, so that `run1` doesn't also find `run10`. Raises StoreError when the store can't be
-    read for whatever reason: that must never look like an empty store, or everything would be planned again.
-    """
-    from shardmill.store.client import Store
 
+def _manifests(store: Store, settings: Settings, build: BuildPaths) -> Iterator[tuple[str, Listed]]:
+    # The prefix ends with a slash, so that `run1` doesn't also find `run10`.
     prefix = f"{root_key(settings.s3, build.name)}manifests/"
-    names = (listed.key[len(prefix) :] for listed in Store(settings.s3, hasty=True).objects(prefix))
-    return frozenset(name.removesuffix(".json") for name in names if name.endswith(".json") and "/" not in name)
+    for listed in store.objects(prefix):
+        name = listed.key[len(prefix) :]
+        if name.endswith(".json") and "/" not in name:
+            yield name.removesuffix(".json"), listed
+
+
+def _is_here(store: Store, listed: Listed, build: BuildPaths, shard: str) -> bool:
+    """Whether the manifest of this machine is the store's, which are the same bytes then."""
+    content = build.manifest(shard).read_bytes()
+    if listed.size != len(content):
+        return False
+    if listed.etag == hashlib.md5(content, usedforsecurity=False).hexdigest():
+        return True
+    # Another one, or a store whose ETags are no MD5 (KMS).
+    found = store.get(listed.key)
+    return found is not None and found.body == content

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from shardmill import __version__
-from shardmill.errors import DataError
+from shardmill.errors import DamagedFile, DataError
 from shardmill.files import read_json, sha256_file
 from shardmill.paths import BuildPaths
 from shardmill.settings import S3
@@ -54,7 +54,7 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, content: bytes, build: str, shard: str, where: str) -> Manifest:
-        """The manifest of `shard` in `build`, read from `where`. Raises DataError for anything else than that.
+        """The manifest of `shard` in `build`, read from `where`. Raises DamagedFile for anything else than that.
 
         Paths are held to the build's own layout: a manifest comes from the store, and must not write elsewhere.
         """
@@ -74,16 +74,16 @@ class Manifest:
                 shardmill=str(values["shardmill"]),
             )
         except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError):
-            raise DataError(f"{where} is not a manifest: {_MEND}.") from None
+            raise DamagedFile(f"{where} is not a manifest: {_MEND}.") from None
         if (manifest.build, manifest.shard) != (build, shard):
-            raise DataError(f"{where} is the manifest of {manifest.shard} in {manifest.build}: {_MEND}.")
+            raise DamagedFile(f"{where} is the manifest of {manifest.shard} in {manifest.build}: {_MEND}.")
         files = [(kind, f"{kind}/{shard}.parquet") for kind in KINDS]
         if [(item.kind, item.path) for item in manifest.objects] != files:
-            raise DataError(f"{where} doesn't name the files of {shard}: {_MEND}.")
+            raise DamagedFile(f"{where} doesn't name the files of {shard}: {_MEND}.")
         return manifest
 
 
-_MEND = "`shardmill discard` takes the shard out, so that it is made again"
+_MEND = "a run where the shard lies whole publishes it again; else `shardmill discard` has it made again"
 
 
 def root_key(s3: S3, build: str) -> str:
@@ -137,16 +137,10 @@ def read_manifest(build: BuildPaths, shard: str) -> Manifest:
     return Manifest.from_bytes(path.read_bytes(), build.name, shard, str(path))
 
 
-def manifest_matches(build: BuildPaths, shard: str, root: str | None = None) -> bool:
-    """Whether the local manifest is there and its files have the sizes that it names. Cheap: nothing else is read.
-
-    With `root` (`root_key`), the manifest must also say that the objects are in the store under it: a build that was
-    made without a bucket is published once it has one.
-    """
+def manifest_matches(build: BuildPaths, shard: str) -> bool:
+    """Whether the local manifest is there and its files have the sizes that it names. Cheap: nothing else is read."""
     try:
         manifest = read_manifest(build, shard)
-        if root is not None and not all((item.key or "").startswith(root) for item in manifest.objects):
-            return False
         return all((build.root / item.path).stat().st_size == item.size for item in manifest.objects)
     except (FileNotFoundError, NotADirectoryError, DataError):
         return False

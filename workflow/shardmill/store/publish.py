@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardmill.errors import DataError, StoreError
+from shardmill.errors import DamagedFile, DataError, StoreError
 from shardmill.files import write_bytes
 from shardmill.paths import BuildPaths
 from shardmill.settings import S3, Settings
@@ -102,9 +102,14 @@ def unpublish_shard(settings: Settings, build: BuildPaths, shard: str) -> None:
 
 def _publish(store: Store, s3: S3, build: BuildPaths, ours: Manifest) -> None:
     from shardmill.store.claims import claim_key
-    from shardmill.store.restore import fetch_manifest, take_shard
+    from shardmill.store.restore import fetch_manifest, manifest_key, take_shard
 
-    found = fetch_manifest(store, s3, build, ours.shard)
+    try:
+        found = fetch_manifest(store, s3, build, ours.shard)
+    except DamagedFile as error:
+        log.warning("%s It is replaced by that of this machine.", error)
+        store.delete([manifest_key(s3, build, ours.shard)])
+        found = None
     uploaded: list[str] = []
     if found is None:
         began = time.monotonic()
