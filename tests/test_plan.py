@@ -108,3 +108,9 @@ def test_what_is_not_known_yet_says_who_tells(build: BuildPaths) -> None:
     given = json.loads(plan("--json", "--mean-tokens", "1000", "--tokens-per-s", "500"))
     assert given["estimate"]["tokens"] == 91_000
     assert given["estimate"]["server_hours"] == pytest.approx(91_000 / 500 / 3600)
+
+
+@pytest.mark.parametrize("value", ["0", "-5", "nan", "inf"])
+def test_a_mean_that_is_none_is_refused(value: str, build: BuildPaths) -> None:
+    result = CliRunner().invoke(cli, ["plan", "--configfile", "mine.yaml", "--mean-tokens", value])
+    assert result.exit_code == 2 and "is not a number above 0" in result.output

@@ -311,6 +311,32 @@ def test_checks_run_without_prompts_on_this_machine(tmp_path: Path) -> None:
     report = check_build(build, chosen)
     assert report["passed"]
     assert value(report, "other_script") is None
+    assert "prompts of 2 shards are not on this machine; not judged over all rows: " in said_in_one_line(report)
+
+
+def said_in_one_line(report: dict[str, Any]) -> str:
+    return " ".join(render_verdict(report).split())
+
+
+def test_what_needs_prompts_is_carried_on_where_they_are_gone(tmp_path: Path) -> None:
+    """A check that failed on one machine may not pass on another for want of prompts; limits of today hold."""
+    build, chosen = made(tmp_path, [*sound(34), *(DAMAGE["other_script"](number) for number in range(34, 40))])
+    first = check_build(build, chosen)
+    assert value(first, "other_script") == 0.15 and failing(first) == {"other_script"}
+    for name in (FIRST, SECOND):
+        build.prompts(name).unlink()
+    again = check_build(build, chosen)
+    entry, before = (
+        next(check for check in report["checks"] if check["name"] == "other_script") for report in (again, first)
+    )
+    assert not again["passed"] and entry == {**before, "judged_at": first["checked_at"]} and entry["examples"]
+    said = said_in_one_line(again)
+    assert f"carried over from when they were: other_script (of {first['checked_at']})" in said
+    lenient = check_build(build, settings_of(quality={"limits": {"other_script": 0.2}}))
+    assert lenient["passed"] and value(lenient, "other_script") == 0.15
+    # A kept report that is damaged is as good as none.
+    build.judged.write_text("[]")
+    assert value(check_build(build, chosen), "other_script") is None
 
 
 # -- limits, overrides, small samples

@@ -1,5 +1,6 @@
 -- title: Answers written in another script than their prompt
 -- unit: share
+-- needs: prompts
 -- limit: 0.08
 -- advice: Requests for translation are a few percent of chat data. More says that the model ignores the prompt: look at the
 --   examples and at the chat template.

@@ -1,5 +1,6 @@
 -- title: Prompts with residue of a chat page: its buttons' words, its error messages, its HTML
 -- unit: share
+-- needs: prompts
 -- scope: pilot, build
 -- advice: Texts go to the model as they are (docs/reading.md). Look at the examples, and clean the dataset if there are many.
 WITH found AS (

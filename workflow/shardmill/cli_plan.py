@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,22 @@ _UNKNOWN = "not known yet"
 _MEASURED = 50  # shards
 
 
+def _positive(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+    if value is not None and not 0 < value < math.inf:
+        raise click.BadParameter(f"{value:g} is not a number above 0.")
+    return value
+
+
 @click.command()
-@click.option("--mean-tokens", type=float, help="Mean tokens of an answer, where no finished shard tells.")
-@click.option("--tokens-per-s", type=float, help="Tokens a second of one server, where no finished shard tells.")
+@click.option(
+    "--mean-tokens", type=float, callback=_positive, help="Mean tokens of an answer, where no finished shard tells."
+)
+@click.option(
+    "--tokens-per-s",
+    type=float,
+    callback=_positive,
+    help="Tokens a second of one server, where no finished shard tells.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @build_options
 def plan(

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from shardmill import halt
-from shardmill.errors import ShardError, ShardmillError
+from shardmill.errors import ShardError, ShardmillError, StoreError
 from shardmill.files import read_json
 from shardmill.fleet import runlock
 from shardmill.lean import without
@@ -61,10 +61,9 @@ def prompts(job: Job, threads: int) -> None:
     """Dataset to prompts."""
     from shardmill.plan import Plan
     from shardmill.prompts import make_prompts
-    from shardmill.store.publish import publish_files
 
     make_prompts(job.settings, job.build, Plan.load(job.build.plan).prompts, workers=threads)
-    publish_files(job.settings, job.build, [job.build.build_json, job.build.rejects])
+    _publish_early(job, [job.build.build_json, job.build.rejects])
 
 
 @step.command()
@@ -133,10 +132,9 @@ def check_pilot(job: Job) -> None:
     """Checks the pilot shards and writes quality/pilot.json."""
     from shardmill.plan import Plan
     from shardmill.quality.run import check_pilot
-    from shardmill.store.publish import publish_files
 
     check_pilot(job.build, job.settings, list(Plan.load(job.build.plan).pilot))
-    publish_files(job.settings, job.build, [job.build.pilot_report])
+    _publish_early(job, [job.build.pilot_report])
 
 
 @step.command("check-build")
@@ -164,7 +162,8 @@ def report(job: Job) -> None:
     write_report(build, job.settings)
     write_card(build, job.settings)
     made = [build.build_json, build.quality_report, build.report_page, build.catalog, build.card]
-    publish_files(job.settings, build, made)
+    early = [path for path in (build.rejects, build.pilot_report) if path.exists()]
+    publish_files(job.settings, build, [*made, *early])
 
 
 @step.command()
@@ -180,6 +179,17 @@ def verdict(job: Job, report: Path) -> None:
         raise ShardmillError(
             f"The checks in {report} did not pass. Mend what they name, or go on knowingly with quality.override."
         )
+
+
+def _publish_early(job: Job, paths: list[Path]) -> None:
+    """Uploads what the report's step uploads as well: a store that is away at this moment holds nothing up."""
+    from shardmill.store.publish import publish_files
+
+    try:
+        publish_files(job.settings, job.build, paths)
+    except StoreError as error:
+        names = ", ".join(path.name for path in paths)
+        logging.getLogger(__name__).warning("%s goes up with the report. %s", names, error)
 
 
 def _log_to(log: Path | None) -> None:

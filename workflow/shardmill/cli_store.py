@@ -12,7 +12,7 @@ import click
 import orjson
 
 from shardmill.cli_common import Target, build_options, target
-from shardmill.errors import SettingsError, UsageError
+from shardmill.errors import SettingsError, ShardmillError, UsageError
 from shardmill.files import read_json, write_json
 from shardmill.paths import BuildPaths
 from shardmill.settings import Settings, load, resolve
@@ -149,7 +149,7 @@ def inventory(
     what = f"{counted(len(deletion.keys), 'object')} and {counted(len(deletion.uploads), 'unfinished upload')}"
     what += f" of {', '.join(doomed)}"
     if not yes and not click.confirm(f"Delete {what} in s3://{store.bucket}/{settings.s3.prefix}?", err=True):
-        raise UsageError("Nothing was deleted.")
+        raise ShardmillError("Nothing was deleted.")
     delete(store, deletion)
     click.echo(f"Deleted {what}.", err=True)
 
@@ -180,7 +180,8 @@ def pull(name: str, configfiles: tuple[Path, ...], results: Path | None) -> None
     build = BuildPaths((results or Path(settings.results)) / name)
     # Looked for first: a mistyped name leaves nothing behind here.
     found = find_build(settings, name)
-    with acquire(build.lock), click.progressbar(length=1, label="shards", file=sys.stderr) as bar:
+    bar = click.progressbar(length=1, label="shards", file=sys.stderr, hidden=not sys.stderr.isatty())
+    with acquire(build.lock), bar:
 
         def progress(done: int, shards: int) -> None:
             bar.length = shards
@@ -197,7 +198,9 @@ def pull(name: str, configfiles: tuple[Path, ...], results: Path | None) -> None
     if pulled.whole:
         click.echo(f"Pulled whole: {came} ({pulled.downloaded / 1e6:.1f} MB downloaded).")
         return
-    missing = f"{pulled.published} are published" if pulled.published != pulled.shards else "all are published"
+    missing = (
+        f"{pulled.published} are published" if pulled.published != pulled.shards else "all have a manifest in the store"
+    )
     click.echo(f"Pulled in part: {came}; {missing}, {counted(len(pulled.problems), 'problem')}.")
     sys.exit(1)
 

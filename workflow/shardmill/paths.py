@@ -70,6 +70,11 @@ class BuildPaths:
         return self.root / "quality" / "report.json"
 
     @property
+    def judged(self) -> Path:
+        """The last report of the build that was made over all prompts (quality/earlier.py)."""
+        return self.run / "judged.json"
+
+    @property
     def report_page(self) -> Path:
         return self.root / "quality" / "report.html"
 

@@ -16,7 +16,7 @@ SCOPES = ("pilot", "shard", "build")
 
 _HEADER = re.compile(r"--\s*(\w+):\s*(.*)")
 _EXAMPLES = re.compile(r"^--\s*examples:.*$", re.MULTILINE)
-_KEYS = {"title", "unit", "limit", "direction", "severity", "scope", "advice"}
+_KEYS = {"title", "unit", "limit", "direction", "severity", "scope", "needs", "advice"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,7 @@ class Check:
     direction: str  # max: the value may not be above the limit; min: not below
     severity: str  # error | warning
     scopes: tuple[str, ...]
+    needs_prompts: bool  # it reads the prompts' texts, which a machine that has restored its shards lacks
     advice: str
     query: str
     examples: str | None
@@ -82,6 +83,8 @@ def read_check(path: Path) -> Check:
     scopes = tuple(part.strip() for part in header.get("scope", ", ".join(SCOPES)).split(","))
     if not set(scopes) <= set(SCOPES):
         raise refuse(f"has scope {header['scope']!r}, which must name some of {', '.join(SCOPES)}")
+    if header.get("needs", "prompts") != "prompts":
+        raise refuse(f"needs {header['needs']!r}, which must be prompts")
     try:
         limit = float(header["limit"]) if header.get("limit") else None
     except ValueError:
@@ -94,6 +97,7 @@ def read_check(path: Path) -> Check:
         direction=direction,
         severity=severity,
         scopes=scopes,
+        needs_prompts="needs" in header,
         advice=header.get("advice", ""),
         query=query,
         examples=examples[0] if examples else None,

@@ -14,6 +14,7 @@ from shardmill.files import write_json
 from shardmill.paths import BuildPaths
 from shardmill.quality.accounting import account
 from shardmill.quality.checks import Check, load_checks
+from shardmill.quality.earlier import carried, earlier_results, keep_result, shards_without_prompts
 from shardmill.quality.facts import build_facts, prepare
 from shardmill.quality.lengths import lengths
 from shardmill.settings import Quality, Settings
@@ -48,6 +49,8 @@ def check_build(build: BuildPaths, settings: Settings) -> Report:
     """Checks the whole build and writes quality/report.json. A build that doesn't balance never passes."""
     report = _check(build, settings, "build", None)
     write_json(build.quality_report, report)
+    if not report["shards_without_prompts"]:
+        keep_result(build, report)
     return report
 
 
@@ -58,8 +61,13 @@ def _check(build: BuildPaths, settings: Settings, scope: str, shards: Sequence[s
         prepare(connection, settings, build_facts(build))
         accounting = account(connection) if scope == "build" else None
         totals = _totals(connection)
+        # Pilot and shards are judged where their prompts were just answered.
+        lacking = shards_without_prompts(build) if scope == "build" else 0
+        earlier = earlier_results(build) if lacking else {}
         results = [
             _result(connection, check, settings.quality, totals["ok"] if scope == "shard" else None)
+            if not (lacking and check.needs_prompts)
+            else _result_without_prompts(connection, check, settings.quality, earlier.get(check.name))
             for check in checks.of_scope(scope)
         ]
         reused, failures = _reused(connection), _failures(connection)
@@ -86,7 +94,9 @@ def _check(build: BuildPaths, settings: Settings, scope: str, shards: Sequence[s
         "checks": results,
         "off": list(checks.off),
     }
-    return report if accounting is None else {**report, "accounting": accounting, "lengths": distributions}
+    if accounting is None:
+        return report
+    return {**report, "accounting": accounting, "lengths": distributions, "shards_without_prompts": lacking}
 
 
 def _stops(result: Report) -> bool:
@@ -119,6 +129,16 @@ def _result(connection: duckdb.DuckDBPyConnection, check: Check, quality: Qualit
         "examples": [] if passed else _examples(connection, check),
     }
     return result
+
+
+def _result_without_prompts(
+    connection: duckdb.DuckDBPyConnection, check: Check, quality: Quality, earlier: Report | None
+) -> Report:
+    result = _result(connection, check, quality, None)
+    result |= carried(check, result["value"], earlier)
+    passed = check.passes(result["value"], result["limit"])
+    overridden = not passed and not {check.name, "all"}.isdisjoint(quality.override)
+    return {**result, "passed": passed, "overridden": overridden}
 
 
 def _for_sample(check: Check, rows: int) -> float | None:

@@ -6,6 +6,8 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
+from shardmill.wording import counted
+
 _WIDTH = 110
 _OF = {"pilot": "the pilot", "shard": "the shard", "build": "the build"}
 
@@ -42,9 +44,23 @@ def render_verdict(report: dict[str, Any]) -> str:
             ]
             if check["advice"]:
                 lines.append(_wrapped(check["advice"], "  → "))
+    if without := report.get("shards_without_prompts"):
+        lines += ["", _wrapped(_without_prompts(without, checks), "")]
     if report.get("off"):
         lines += ["", f"Turned off by quality.limits: {', '.join(report['off'])}."]
     return "\n".join(lines)
+
+
+def _without_prompts(shards: int, checks: list[dict[str, Any]]) -> str:
+    """What became of the checks that need prompts where those of `shards` are missing (quality/earlier.py)."""
+    carried = [f"{check['name']} (of {check['judged_at']})" for check in checks if check.get("judged_at")]
+    not_judged = [check["name"] for check in checks if "judged_at" in check and check["judged_at"] is None]
+    said = f"The prompts of {counted(shards, 'shard')} are not on this machine"
+    if carried:
+        said += f"; carried over from when they were: {', '.join(carried)}"
+    if not_judged:
+        said += f"; not judged over all rows: {', '.join(not_judged)}"
+    return f"{said}."
 
 
 def _headline(report: dict[str, Any], bad: list[dict[str, Any]]) -> str:

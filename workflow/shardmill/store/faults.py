@@ -81,6 +81,9 @@ def _sentence(error: Exception, target: Target) -> str:
             f"There are no credentials for the bucket {target.bucket} at {target.host}: give them where boto3 looks "
             f"(AWS_PROFILE, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the machine's role), {OFFLINE_HINT}."
         )
+    if isinstance(error, boto.ProfileNotFound):
+        profile = error.kwargs.get("profile")
+        return f"AWS_PROFILE names {profile}, and there is no such profile in ~/.aws: mend one of the two."
     if isinstance(error, boto.CredentialRetrievalError | boto.TokenRetrievalError | boto.SSOError):
         return (
             f"The credentials for the bucket {target.bucket} at {target.host} could not be fetched "
@@ -143,6 +146,9 @@ def _answer(error: boto.ClientError, target: Target) -> str:
         )
     if code == "NoSuchBucket" or (status == 404 and code not in _ABSENT):
         return f"There is no bucket {target.bucket} at {target.host} ({said}): create it, or mend s3.bucket."
+    if status == 404 and target.operation.startswith("List"):
+        # A bucket without objects is listed all the same; this was a page that is not there.
+        return str(not_a_store(target))
     if status == 404:
         return f"{target.url} does not exist at {target.host} ({said}, {target.operation})."
     if status in (401, 403):

@@ -43,14 +43,20 @@ def restore_shard(settings: Settings, build: BuildPaths, shard: str) -> None:
 
 
 def restore_facts(settings: Settings, build: BuildPaths) -> None:
-    """What a build that was restored whole lacks: the store's counts, model, rejects and pilot report.
+    """What a build that was restored whole lacks: the store's counts, model, rejects and reports.
 
     Does nothing without a store, or where this machine has them. Raises StoreError when the store can't be read.
     """
     if not uses_store(settings.s3):
         return
     known = read_json(build.build_json) if build.build_json.exists() else {}
-    lacking = [path for path in (build.rejects, build.pilot_report) if not path.exists()]
+    sources = {
+        build.rejects: "prompts/rejects.parquet",
+        build.pilot_report: "quality/pilot.json",
+        # What the checks found where the prompts were.
+        build.judged: "quality/report.json",
+    }
+    lacking = [path for path in sources if not path.exists()]
     if known.get("counts") and known.get("model") and not lacking:
         return
     from shardmill.store.client import open_store
@@ -63,9 +69,8 @@ def restore_facts(settings: Settings, build: BuildPaths) -> None:
         missing = {key: theirs.get(key) for key in ("counts", "model") if not known.get(key)}
         write_json(build.build_json, {**theirs, **known, **missing})
     for path in lacking:
-        key = f"{root}{path.relative_to(build.root)}"
-        if store.head(key) is not None:
-            download_file(store, key, path)
+        if store.head(root + sources[path]) is not None:
+            download_file(store, root + sources[path], path)
 
 
 def is_published(settings: Settings, build: BuildPaths, shard: str) -> bool:

@@ -97,7 +97,10 @@ def _stream(store: Store, key: str, write: Callable[[bytes], object]) -> tuple[i
     """Reads an object to its end: its size, its sha256, and the sha256 in its metadata."""
     opened = store.open(key)
     if opened is None:
-        raise StoreError(f"{store.url(key)} does not exist at {store.host}: `shardmill verify` lists what is missing.")
+        raise StoreError(
+            f"{store.url(key)} does not exist at {store.host}: `shardmill verify --repair` uploads it again where "
+            f"the shard lies whole; else `shardmill discard` has it made again."
+        )
     body, promised_size, promised_sha256 = opened
     digest, got = hashlib.sha256(), 0
     try:

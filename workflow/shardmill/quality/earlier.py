@@ -1,0 +1,50 @@
+"""Checks of the prompts' texts on a machine without prompts, as one is that has restored its shards.
+
+Their last result over all prompts is carried on, from this machine or from the report in the store, and held against
+the limits of today. What can't be judged at all is said.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from shardmill.errors import DamagedFile
+from shardmill.files import read_json, write_json
+from shardmill.paths import BuildPaths
+from shardmill.quality.checks import Check
+
+log = logging.getLogger(__name__)
+
+
+def shards_without_prompts(build: BuildPaths) -> int:
+    """Of the shards with completions on this machine."""
+    answered, asked = (
+        {path.name for path in (build.root / kind).glob("shard-*.parquet")} for kind in ("completions", "prompts")
+    )
+    return len(answered - asked)
+
+
+def keep_result(build: BuildPaths, report: Mapping[str, Any]) -> None:
+    """Keeps a report over all prompts for a time when they are gone."""
+    write_json(build.judged, dict(report))
+
+
+def earlier_results(build: BuildPaths) -> dict[str, dict[str, Any]]:
+    """The kept report's results by check, each with the time at which it was judged; none where there is no report."""
+    try:
+        report = read_json(build.judged)
+        return {check["name"]: {"judged_at": report["checked_at"], **check} for check in report["checks"]}
+    except FileNotFoundError:
+        return {}
+    except (DamagedFile, KeyError, TypeError) as error:
+        log.warning("The report of an earlier check can't be read, and nothing is taken from it. %s", error)
+        return {}
+
+
+def carried(check: Check, measured: float | None, earlier: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Value and examples of a check that needs the prompts, without all of them. `judged_at` None: not over all."""
+    if earlier is None or earlier["value"] is None:
+        return {"value": measured, "judged_at": None}
+    return {"value": earlier["value"], "examples": earlier["examples"], "judged_at": earlier["judged_at"]}
