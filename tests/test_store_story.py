@@ -235,6 +235,9 @@ def test_a_shard_that_another_machine_made_again_is_taken(tmp_path: Path, moto: 
         b.snakemake()
         bad = shard_names(2)[1]
         a.shardmill("discard", bad, "--yes")
+        # Until then B's copy doesn't count, and is not published again.
+        planned = b.plan()
+        assert planned["generate"] == planned["publish"] == 1
         a.snakemake()
         planned = b.plan()
         assert planned["publish"] == 1 and "generate" not in planned and "restore" not in planned

@@ -63,18 +63,20 @@ def make_plan(settings: Settings, build: BuildPaths, published: Callable[[], Pub
     shards = tuple(shard_names(settings.prompts.shards))
     here = {kind: _present(build.root / kind) for kind in ("prompts", "completions", "tokens", "manifests")}
     whole = {shard for shard in shards if _finished(build, shard, here)}
-    remote = frozenset[str]()
+    remote, taken_out = frozenset[str](), frozenset[str]()
     complete = set[str](whole)
     if uses_store(settings.s3):
         stored = published()
         # A shard that is whole here is published where it is not in the store, as one that was made without a store,
         # or lost there. Where another one is there, the step that publishes takes that.
         remote, complete = stored.shards, whole & stored.shards - stored.otherwise_here
+        taken_out = stored.taken_out & whole
+        whole -= taken_out
     left = [shard for shard in shards if shard not in complete]
     restore = [shard for shard in left if shard in remote and shard not in whole]
     own = [shard for shard in left if shard not in remote or shard in whole]
     _refuse_damage(build, own, here)
-    generate = [shard for shard in own if shard not in here["completions"]]
+    generate = [shard for shard in own if shard not in here["completions"] or shard in taken_out]
     made_again = set(generate)
     tokenize = [shard for shard in own if shard in made_again or shard not in here["tokens"]]
     facts_lost = not _facts_known(build, here["prompts"])

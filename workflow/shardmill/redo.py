@@ -55,6 +55,8 @@ def forget_failed(settings: Settings, build: BuildPaths, failed: Failed) -> None
     if failed.finished:
         rows = read_rows(build.completions(shard))
         _write_journal(build, shard, (_record(row) for row in rows if row["reason"] not in reasons))
+        # Another machine may hold the shard whole, and must not publish it again.
+        mark_discarded(settings, build, shard)
         unpublish_shard(settings, build, shard)
         build.tokens(shard).unlink(missing_ok=True)
         build.completions(shard).unlink()

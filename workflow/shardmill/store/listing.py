@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from shardmill.paths import BuildPaths
+from shardmill.paths import BuildPaths, shard_names
 from shardmill.settings import Settings
 from shardmill.store.answers import Listed
 from shardmill.store.client import Store
+from shardmill.store.discarded import discarded_among
 from shardmill.store.manifest import root_key
 
 _AT_ONCE = 8
@@ -18,25 +19,35 @@ _AT_ONCE = 8
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Shards whose manifest is in the store, and those of them for which another one is on this machine."""
+    """Shards whose manifest is in the store, those of them for which another one is on this machine, and those that
+    were taken out (`discard`, `retry`) and not made again yet, so that a copy on this machine doesn't count."""
 
     shards: frozenset[str] = frozenset()
     otherwise_here: frozenset[str] = frozenset()
+    taken_out: frozenset[str] = frozenset()
 
 
 def published(settings: Settings, build: BuildPaths) -> Published:
     """What is published of a build: a request for each 1,000 shards, and one for each manifest that seems to differ.
+
+    One more, where a shard that is finished here is not there: whether it was taken out.
 
     Raises StoreError when the store can't be read for whatever reason: that must never look like an empty store, or
     everything would be planned again.
     """
     store = Store(settings.s3, hasty=True)
     listed = dict(_manifests(store, settings, build))
-    here = [shard for shard in listed if build.manifest(shard).exists()]
+
+    def has_manifest(shard: str) -> bool:
+        return build.manifest(shard).exists()
+
+    here = list(filter(has_manifest, listed))
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         same = pool.map(lambda shard: _is_here(store, listed[shard], build, shard), here)
         others = frozenset(shard for shard, is_same in zip(here, same, strict=True) if not is_same)
-    return Published(frozenset(listed), others)
+    gone = [shard for shard in shard_names(settings.prompts.shards) if shard not in listed and has_manifest(shard)]
+    taken_out = discarded_among(settings, build, gone) if gone else set()
+    return Published(frozenset(listed), others, frozenset(taken_out))
 
 
 def published_shards(settings: Settings, build: BuildPaths) -> frozenset[str]:
