@@ -112,18 +112,18 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
         workspace = Workspace(
             tmp_path,
             {
-                "prompts": {"limit": 60, "shards": 4},
+                "prompts": {"limit": 40, "shards": 2},
                 "servers": {"engine": "sglang", "endpoints": fleet.urls},
                 "quality": {"override": ["all"]},
             },
         )
-        for already in (1, 25):
+        for already in (1, 15):
             run = workspace.start()
             wait_for(lambda already=already: journal_lines(workspace) > already, 60, "more rows")  # type: ignore[misc]
             run.kill()
             run.wait()
         workspace.build()
-        assert len(rows(workspace)) == len(set(rows(workspace))) == 60
+        assert len(rows(workspace)) == len(set(rows(workspace))) == 40
         times_answered = fleet.answered()
         asked = [times_answered[prompt_hash(ids)] for ids in prompts(workspace)]
         assert min(asked) >= 1

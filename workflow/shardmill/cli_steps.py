@@ -71,7 +71,8 @@ def prompts(job: Job, threads: int) -> None:
 @click.pass_obj
 def generate(job: Job, shard: str) -> None:
     """Prompts of a shard to completions, unless another machine on the same build has published them meanwhile."""
-    without("numpy")
+    if job.settings.prompts.turns != "regenerate":  # which renders later turns here, by transformers
+        without("numpy")
     from shardmill.generate.job import generate_shard
     from shardmill.generate.pace import Pace
     from shardmill.generate.space import Space
