@@ -367,3 +367,18 @@ def test_datasets_reads_the_folder(build: BuildPaths, tmp_path: Path, monkeypatc
     by_card = datasets.load_dataset(str(build.root), split="train", cache_dir=str(tmp_path / "cache"))
     assert len(by_card) == 206
     assert by_card[0]["input_ids"]
+
+
+def test_a_check_that_needs_prompts_says_when_it_was_judged(tmp_path: Path) -> None:
+    chosen = settings_of()
+    build = MadeBuild(tmp_path / "restored-0123456789", chosen).write([good(number) for number in range(20)])
+    check_build(build, chosen)
+    for path in build.root.glob("prompts/shard-*"):
+        path.unlink()
+    check_build(build, chosen)
+    write_report(build, chosen)
+    assert text_of(build.report_page.read_text()).count("Carried over from 20") == 2
+    build.judged.unlink()
+    check_build(build, chosen)
+    write_report(build, chosen)
+    assert text_of(build.report_page.read_text()).count("Not judged over all rows") == 2
