@@ -71,11 +71,13 @@ def _repair(subject: Target, found: Verified) -> bool:
     from shardmill.store.repair import to_upload_again, upload_again
 
     shards = to_upload_again(found)
+    if not shards:
+        return False
     with acquire(subject.build.lock):
         for shard in shards:
             upload_again(subject.settings, subject.build, shard)
             click.echo(f"{shard}: uploaded again", err=True)
-    return bool(shards)
+    return True
 
 
 def _verified(name: str, found: Verified) -> str:
