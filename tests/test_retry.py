@@ -30,7 +30,7 @@ from shardmill.paths import BuildPaths, shard_name
 from shardmill.redo import discard_shard, find_failed, forget_failed
 from shardmill.schemas import COMPLETIONS, read_rows, write_table
 from shardmill.settings import Settings
-from shardmill.store.listing import published_shards
+from shardmill.store import listing
 from shardmill.store.publish import publish_shard
 from simserver import SimFleet, prompt_hash
 from workspace import Workspace
@@ -239,7 +239,7 @@ def test_discard_asks_before_it_takes_a_shard_out_of_the_store(published: tuple[
     agreed = shardmill("discard", bad, "--build", str(build.root), answer="y\n")
     assert agreed.exit_code == 0 and "not in the store any more" in agreed.output
     assert {key for key in before if bad in key} == before - stored(client, build) and not build.manifest(bad).exists()
-    assert published_shards(config, build) == {shard_name(0, 2)}
+    assert listing.published(config, build).shards == {shard_name(0, 2)}
 
 
 def test_a_damaged_manifest_in_the_store_can_be_discarded(published: tuple[Any, BuildPaths, Settings]) -> None:
@@ -248,7 +248,7 @@ def test_a_damaged_manifest_in_the_store_can_be_discarded(published: tuple[Any, 
     key = next(key for key in stored(client, build) if key.endswith(f"manifests/{bad}.json"))
     client.put_object(Bucket=BUCKET, Key=key, Body=b"{")
     assert shardmill("discard", bad, "--yes", "--build", str(build.root)).exit_code == 0
-    assert published_shards(config, build) == {shard_name(0, 2)}
+    assert listing.published(config, build).shards == {shard_name(0, 2)}
 
 
 def test_a_manifest_cannot_take_another_builds_objects_with_it(published: tuple[Any, BuildPaths, Settings]) -> None:
@@ -266,9 +266,9 @@ def test_a_manifest_cannot_take_another_builds_objects_with_it(published: tuple[
 def test_retry_takes_its_shard_out_of_the_store(published: tuple[Any, BuildPaths, Settings]) -> None:
     _, build, config = published
     assert shardmill("retry", "empty", "--build", str(build.root), answer="n\n").exit_code == 1
-    assert published_shards(config, build) == {shard_name(0, 2), shard_name(1, 2)}
+    assert listing.published(config, build).shards == {shard_name(0, 2), shard_name(1, 2)}
     assert shardmill("retry", "empty", "--yes", "--build", str(build.root)).exit_code == 0
-    assert published_shards(config, build) == {shard_name(0, 2)}
+    assert listing.published(config, build).shards == {shard_name(0, 2)}
     assert len(list(read_records(build.journal(shard_name(1, 2))))) == 1
 
 

@@ -21,7 +21,7 @@ from shardmill.plan import make_plan
 from shardmill.settings import Settings
 from shardmill.store import claims, transfer
 from shardmill.store.client import Store, check_access
-from shardmill.store.listing import Published, published, published_shards
+from shardmill.store.listing import Published, published
 from shardmill.store.manifest import Manifest, manifest_matches, read_manifest, root_key
 from shardmill.store.publish import publish_files, publish_shard, unpublish_shard
 from shardmill.store.restore import restore_facts, restore_shard
@@ -74,7 +74,7 @@ def test_what_is_published_comes_back_byte_for_byte(any_server: Server, settings
     here = make_build(tmp_path / "a", made=2)
     for shard in SHARDS[:2]:
         publish_shard(settings, here, shard)
-    assert published_shards(settings, here) == set(SHARDS[:2])
+    assert published(settings, here).shards == set(SHARDS[:2])
     noted = read_upload(here.upload(FIRST))
     assert noted is not None and noted.seconds > 0 and 0 < noted.behind_s < 600
     assert noted.bytes == here.completions(FIRST).stat().st_size + here.tokens(FIRST).stat().st_size
@@ -232,7 +232,7 @@ def test_every_character_of_a_prefix_survives(prefix: str, moto: Server, tmp_pat
     build = make_build(tmp_path / "a", made=1)
     publish_shard(settings, build, FIRST)
     publish_files(settings, build, [build.build_json])
-    assert published_shards(settings, build) == {FIRST}
+    assert published(settings, build).shards == {FIRST}
     there = BuildPaths(tmp_path / "b" / NAME)
     restore_shard(settings, there, FIRST)
     assert files_of(there, FIRST) == files_of(build, FIRST)
@@ -248,7 +248,7 @@ def test_neighbours_of_a_prefix_are_not_seen(any_server: Server, settings: Setti
         any_server.client().put_object(
             Bucket=BUCKET, Key=f"{settings.s3.prefix}/{neighbour}/manifests/{FIRST}.json", Body=b"{}"
         )
-    assert published_shards(settings, build) == set()
+    assert published(settings, build).shards == set()
 
 
 def test_a_plan_over_1828_shards_takes_two_requests_of_listing(on_moto: Settings, moto: Server, tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def test_a_plan_over_1828_shards_takes_two_requests_of_listing(on_moto: Settings
         assert proxy.requests == proxy.seen["ListObjectsV2"] == 2
         proxy.clear()
         proxy.page_size = 100
-        assert len(published_shards(settings, build)) == 1826
+        assert len(published(settings, build).shards) == 1826
         assert proxy.seen["ListObjectsV2"] == 19
 
 
@@ -295,7 +295,7 @@ def test_a_shard_is_taken_back_manifest_first(moto: Server, on_moto: Settings, t
         unpublish_shard(settings, build, FIRST)
         deleted = [key for operation, key in proxy.log if operation.startswith("Delete")]
     assert deleted[0].endswith(f"manifests/{FIRST}.json")
-    assert published_shards(on_moto, build) == {SHARDS[1]}
+    assert published(on_moto, build).shards == {SHARDS[1]}
     assert len(keys(moto, on_moto)) == 3 and build.completions(FIRST).exists()
     make_shard(build, FIRST, seed=5)
     publish_shard(on_moto, build, FIRST)
@@ -327,7 +327,7 @@ def test_a_custom_endpoint_is_spoken_to_by_path_and_virtual_hosts_are_named(on_m
         )
     virtual = store_settings("http://store.invalid:9000", addressing_style="virtual")
     with pytest.raises(StoreError, match=r"mill\.store\.invalid:9000"):
-        published_shards(virtual, BuildPaths(Path(NAME)))
+        published(virtual, BuildPaths(Path(NAME)))
 
 
 def test_a_claim_keeps_others_out_until_it_ends(any_server: Server, settings: Settings, tmp_path: Path) -> None:

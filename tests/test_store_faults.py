@@ -22,7 +22,7 @@ from shardmill.paths import BuildPaths, shard_names
 from shardmill.settings import Settings
 from shardmill.store import claims, transfer
 from shardmill.store.client import Store, open_store
-from shardmill.store.listing import published_shards
+from shardmill.store.listing import published
 from shardmill.store.manifest import root_key
 from shardmill.store.publish import publish_shard
 from shardmill.store.restore import restore_shard
@@ -209,7 +209,7 @@ def test_access_that_ends_amid_a_publish_leaves_no_manifest(
     assert "403 AccessDenied" in said and f"s3://{BUCKET}/{settings.s3.prefix}" in said and "s3:PutObject" in said
     assert not build.manifest(FIRST).exists()
     proxy.clear()
-    assert published_shards(settings, build) == set()
+    assert published(settings, build).shards == set()
     publish_shard(settings, build, FIRST)
     assert_manifest_is_right(build, FIRST)
 
@@ -253,7 +253,7 @@ def test_a_clock_that_is_off_is_told_with_its_offset(
     code = "" if operation == "HeadObject" else "RequestTimeTooSkewed"
     proxy.add("status", operation=operation, status=403, code=code)
     if operation == "ListObjectsV2":
-        said = said_by(lambda: published_shards(settings, build))
+        said = said_by(lambda: published(settings, build).shards)
     else:
         said = said_by(lambda: publish_shard(settings, build, FIRST))
     assert "clock" in said and ("20 min 0 s behind" in said or "19 min 59 s behind" in said)
@@ -278,7 +278,7 @@ def test_a_bucket_that_stays_in_another_region_is_told_with_both(
     status: int, code: str, proxy: S3Proxy, settings: Settings, build: BuildPaths
 ) -> None:
     proxy.add("status", status=status, code=code, headers={"x-amz-bucket-region": "eu-central-1"})
-    said = said_by(lambda: published_shards(settings, build))
+    said = said_by(lambda: published(settings, build).shards)
     assert "eu-central-1" in said and "us-east-1" in said and "s3.region" in said
     said = said_by(lambda: Store(settings.s3).head("x"))
     assert "eu-central-1" in said and "us-east-1" in said
@@ -291,23 +291,23 @@ def test_a_list_never_ends_early(proxy: S3Proxy, settings: Settings, build: Buil
         )
     proxy.page_size = 4
     proxy.add("status", operation="ListObjectsV2", skip=3, times=2)
-    assert len(published_shards(settings, build)) == 25
+    assert len(published(settings, build).shards) == 25
     proxy.faults[0] = proxy.faults[0].__class__("status", operation="ListObjectsV2", skip=4)
-    assert "503 SlowDown" in said_by(lambda: published_shards(settings, build))
+    assert "503 SlowDown" in said_by(lambda: published(settings, build).shards)
     proxy.faults[0] = proxy.faults[0].__class__("status", operation="ListObjectsV2", skip=2, status=403, code="Denied")
-    assert "403" in said_by(lambda: published_shards(settings, build))
+    assert "403" in said_by(lambda: published(settings, build).shards)
 
 
 def test_a_store_that_is_not_there_is_told_within_seconds(build: BuildPaths) -> None:
     began = time.monotonic()
-    said = said_by(lambda: published_shards(store_settings("http://127.0.0.1:9"), build))
+    said = said_by(lambda: published(store_settings("http://127.0.0.1:9"), build).shards)
     assert "127.0.0.1:9 cannot be reached" in said and "s3.offline: true" in said
     assert time.monotonic() - began < 20
 
 
 def test_a_bucket_that_is_missing(settings: Settings, build: BuildPaths) -> None:
     wrong = store_settings(settings.s3.endpoint_url or "", bucket="no-such-mill")
-    for action in (lambda: published_shards(wrong, build), lambda: publish_shard(wrong, build, FIRST)):
+    for action in (lambda: published(wrong, build).shards, lambda: publish_shard(wrong, build, FIRST)):
         assert "There is no bucket no-such-mill" in said_by(action)
 
 
@@ -315,13 +315,13 @@ def test_credentials_that_are_missing(settings: Settings, build: BuildPaths, mon
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     open_store.cache_clear()
-    said = said_by(lambda: published_shards(settings, build))
+    said = said_by(lambda: published(settings, build).shards)
     assert said.startswith("There are no credentials for the bucket mill")
 
 
 def test_a_profile_that_is_missing(settings: Settings, build: BuildPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_PROFILE", "nobody")
-    assert "profile" in said_by(lambda: published_shards(settings, build)).lower()
+    assert "profile" in said_by(lambda: published(settings, build).shards).lower()
 
 
 def test_a_wrong_secret_at_a_store_that_checks(
@@ -331,7 +331,7 @@ def test_a_wrong_secret_at_a_store_that_checks(
     folder.mkdir()
     with registry_server("nanio", folder) as server:
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-        said = said_by(lambda: published_shards(store_settings(server.url), build))
+        said = said_by(lambda: published(store_settings(server.url), build).shards)
         assert "does not accept the credentials" in said and "wrong" not in said
 
 
@@ -354,7 +354,7 @@ def test_a_server_that_is_no_store(build: BuildPaths) -> None:
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        said = said_by(lambda: published_shards(store_settings(f"http://127.0.0.1:{server.server_address[1]}"), build))
+        said = said_by(lambda: published(store_settings(f"http://127.0.0.1:{server.server_address[1]}"), build).shards)
     finally:
         server.shutdown()
         server.server_close()

@@ -13,7 +13,6 @@ from typing import Any
 from shardmill.errors import DamagedFile
 from shardmill.files import read_json, write_json
 from shardmill.paths import BuildPaths
-from shardmill.quality.checks import Check
 
 log = logging.getLogger(__name__)
 
@@ -32,19 +31,16 @@ def keep_result(build: BuildPaths, report: Mapping[str, Any]) -> None:
 
 
 def earlier_results(build: BuildPaths) -> dict[str, dict[str, Any]]:
-    """The kept report's results by check, each with the time at which it was judged; none where there is no report."""
+    """The kept report's results that have a value, by check, each with the time at which it was judged."""
     try:
         report = read_json(build.judged)
-        return {check["name"]: {"judged_at": report["checked_at"], **check} for check in report["checks"]}
+        return {
+            check["name"]: {"judged_at": report["checked_at"], **check}
+            for check in report["checks"]
+            if check["value"] is not None
+        }
     except FileNotFoundError:
         return {}
     except (DamagedFile, KeyError, TypeError) as error:
         log.warning("The report of an earlier check can't be read, and nothing is taken from it. %s", error)
         return {}
-
-
-def carried(check: Check, measured: float | None, earlier: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Value and examples of a check that needs the prompts, without all of them. `judged_at` None: not over all."""
-    if earlier is None or earlier["value"] is None:
-        return {"value": measured, "judged_at": None}
-    return {"value": earlier["value"], "examples": earlier["examples"], "judged_at": earlier["judged_at"]}

@@ -14,7 +14,7 @@ from shardmill.files import write_json
 from shardmill.paths import BuildPaths
 from shardmill.quality.accounting import account
 from shardmill.quality.checks import Check, load_checks
-from shardmill.quality.earlier import carried, earlier_results, keep_result, shards_without_prompts
+from shardmill.quality.earlier import earlier_results, keep_result, shards_without_prompts
 from shardmill.quality.facts import build_facts, prepare
 from shardmill.quality.lengths import lengths
 from shardmill.settings import Quality, Settings
@@ -65,9 +65,9 @@ def _check(build: BuildPaths, settings: Settings, scope: str, shards: Sequence[s
         lacking = shards_without_prompts(build) if scope == "build" else 0
         earlier = earlier_results(build) if lacking else {}
         results = [
-            _result(connection, check, settings.quality, totals["ok"] if scope == "shard" else None)
-            if not (lacking and check.needs_prompts)
-            else _result_without_prompts(connection, check, settings.quality, earlier.get(check.name))
+            _result_without_prompts(connection, check, settings.quality, earlier.get(check.name))
+            if lacking and check.needs_prompts
+            else _result(connection, check, settings.quality, totals["ok"] if scope == "shard" else None)
             for check in checks.of_scope(scope)
         ]
         reused, failures = _reused(connection), _failures(connection)
@@ -110,9 +110,18 @@ def _note(few: bool, rows: int, failing: list[Report]) -> str | None:
     return f"{said}; {len(failing)} checks would have failed" if failing else said
 
 
-def _result(connection: duckdb.DuckDBPyConnection, check: Check, quality: Quality, sample: int | None) -> Report:
-    """One entry of the report. `sample`: rows that a share is over, when they are a sample of a larger whole."""
-    value = _value(connection, check)
+def _result(
+    connection: duckdb.DuckDBPyConnection,
+    check: Check,
+    quality: Quality,
+    sample: int | None,
+    earlier: Report | None = None,
+) -> Report:
+    """One entry of the report. `sample`: rows that a share is over, when they are a sample of a larger whole.
+
+    `earlier`: a result of the same check whose value and examples are taken in place of a query's.
+    """
+    value = _value(connection, check) if earlier is None else earlier["value"]
     limit = check.limit if sample is None else _for_sample(check, sample)
     passed = check.passes(value, limit)
     result: Report = {
@@ -126,7 +135,7 @@ def _result(connection: duckdb.DuckDBPyConnection, check: Check, quality: Qualit
         "unit": check.unit,
         "overridden": not passed and not {check.name, "all"}.isdisjoint(quality.override),
         "advice": check.advice,
-        "examples": [] if passed else _examples(connection, check),
+        "examples": earlier["examples"] if earlier is not None else [] if passed else _examples(connection, check),
     }
     return result
 
@@ -134,11 +143,9 @@ def _result(connection: duckdb.DuckDBPyConnection, check: Check, quality: Qualit
 def _result_without_prompts(
     connection: duckdb.DuckDBPyConnection, check: Check, quality: Quality, earlier: Report | None
 ) -> Report:
-    result = _result(connection, check, quality, None)
-    result |= carried(check, result["value"], earlier)
-    passed = check.passes(result["value"], result["limit"])
-    overridden = not passed and not {check.name, "all"}.isdisjoint(quality.override)
-    return {**result, "passed": passed, "overridden": overridden}
+    """`judged_at` None: not judged over all rows."""
+    judged_at = None if earlier is None else earlier["judged_at"]
+    return {**_result(connection, check, quality, None, earlier), "judged_at": judged_at}
 
 
 def _for_sample(check: Check, rows: int) -> float | None:

@@ -1,9 +1,9 @@
 """The mark of a shard that was taken out: until it is finished anew, no older row and no copy is taken for it.
 
 What was thrown away may have come from an older build, and would come from there again, or lie on another machine,
-whose run would publish it again. The mark lies in the run
-folder and, with a bucket, as a small object `discarded/<shard>` of the build, since another machine may be the one that
-makes the shard. It says nothing about what a build is, and is no part of the identity.
+whose run would publish it again. The mark lies in the run folder and, with a bucket, as a small object
+`discarded/<shard>` of the build, since another machine may be the one that makes the shard. It says nothing about what
+a build is, and is no part of the identity.
 """
 
 from __future__ import annotations

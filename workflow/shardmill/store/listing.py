@@ -37,22 +37,14 @@ def published(settings: Settings, build: BuildPaths) -> Published:
     """
     store = Store(settings.s3, hasty=True)
     listed = dict(_manifests(store, settings, build))
-
-    def has_manifest(shard: str) -> bool:
-        return build.manifest(shard).exists()
-
-    here = list(filter(has_manifest, listed))
+    here = [shard for shard in shard_names(settings.prompts.shards) if build.manifest(shard).exists()]
+    both = [shard for shard in here if shard in listed]
+    gone = [shard for shard in here if shard not in listed]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        same = pool.map(lambda shard: _is_here(store, listed[shard], build, shard), here)
-        others = frozenset(shard for shard, is_same in zip(here, same, strict=True) if not is_same)
-    gone = [shard for shard in shard_names(settings.prompts.shards) if shard not in listed and has_manifest(shard)]
+        same = pool.map(lambda shard: _is_here(store, listed[shard], build, shard), both)
+        others = frozenset(shard for shard, is_same in zip(both, same, strict=True) if not is_same)
     taken_out = discarded_among(settings, build, gone) if gone else set()
     return Published(frozenset(listed), others, frozenset(taken_out))
-
-
-def published_shards(settings: Settings, build: BuildPaths) -> frozenset[str]:
-    """Names of the shards whose manifest is in the store. Raises StoreError as `published` does."""
-    return frozenset(dict(_manifests(Store(settings.s3, hasty=True), settings, build)))
 
 
 def _manifests(store: Store, settings: Settings, build: BuildPaths) -> Iterator[tuple[str, Listed]]:

@@ -54,7 +54,8 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, content: bytes, build: str, shard: str, where: str) -> Manifest:
-        """The manifest of `shard` in `build`, read from `where`. Raises DamagedFile for anything else than that.
+        """The manifest of `shard` in `build`, read from `where`. Raises DamagedFile for anything else than that,
+        DataError for a format of another version.
 
         Paths are held to the build's own layout: a manifest comes from the store, and must not write elsewhere.
         """
