@@ -27,8 +27,8 @@ pytest: $(VENV)/.dev
 	$(HERE) python -m pytest -n 2 --dist worksteal
 
 lint: $(VENV)/.dev
-	$(HERE) ruff check workflow tests benchmarks
-	$(HERE) ruff format --check workflow tests benchmarks
+	$(HERE) ruff check --no-cache workflow tests benchmarks
+	$(HERE) ruff format --check --no-cache workflow tests benchmarks
 	$(HERE) mypy
 	$(HERE) snakefmt --check Snakefile workflow/rules
 	$(HERE) python tests/lint_workflow.py

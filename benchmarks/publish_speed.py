@@ -31,7 +31,6 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 from line import Line, line_to  # noqa: E402
-
 from s3proxy import s3_proxy  # noqa: E402
 from s3servers import BUCKET, KEY, SECRET, Server, client_of, moto_server, registry_server, store_settings  # noqa: E402
 from shardmill.paths import BuildPaths, shard_names  # noqa: E402
