@@ -30,10 +30,11 @@ from builds import (
 )
 from shardmill.catalog import connect
 from shardmill.errors import DataError, SettingsError
+from shardmill.facts import build_facts
 from shardmill.files import read_json, write_json
 from shardmill.paths import BuildPaths
 from shardmill.quality.checks import load_checks, read_check
-from shardmill.quality.facts import build_facts, prepare
+from shardmill.quality.facts import prepare
 from shardmill.quality.repetition import register
 from shardmill.quality.run import check_build, check_pilot, check_shard
 from shardmill.quality.verdict import render_verdict

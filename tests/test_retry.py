@@ -23,12 +23,13 @@ from genkit import SHARD, completions, generate, make_settings, make_shard, rand
 from s3servers import BUCKET, KEY, SECRET, moto_server, store_settings
 from shardmill.cli import cli
 from shardmill.errors import StoreError
-from shardmill.files import write_json
+from shardmill.files import read_json, write_json
 from shardmill.fleet.runlock import acquire
 from shardmill.generate.journal import open_journal, read_records
+from shardmill.generate.rows import finished_rows
 from shardmill.paths import BuildPaths, shard_name
 from shardmill.redo import discard_shard, find_failed, forget_failed
-from shardmill.schemas import COMPLETIONS, read_rows, write_table
+from shardmill.schemas import COMPLETIONS, read_notes, read_rows, write_table
 from shardmill.settings import Settings
 from shardmill.store import listing
 from shardmill.store.publish import publish_shard
@@ -62,7 +63,7 @@ def test_retry_takes_out_rows_of_these_reasons_alone(tmp_path: Path) -> None:
         assert not gone.exists()
     for kept in (build.completions(first), build.tokens(first), build.manifest(first)):
         assert kept.exists()
-    records = list(read_records(build.journal(second)))
+    records = list(finished_rows(build.journal(second)))
     assert len(records) == 1 and records[0]["reason"] is None
     row = before[records[0]["conversation_id"]]
     assert records[0]["output_ids"] == row["output_ids"] and records[0]["prompt_id"] == row["prompt_id"]
@@ -91,6 +92,29 @@ def test_a_retried_shard_is_finished_by_a_job_that_asks_nothing_twice(tmp_path: 
     assert [row["output_ids"] for row in again] == [row["output_ids"] for row in whole]
 
 
+@pytest.mark.parametrize("restored", [False, True])
+def test_what_a_shards_rows_took_is_still_counted_after_a_retry(tmp_path: Path, restored: bool) -> None:
+    """Also of a shard that came from the store, with neither a journal nor a progress file."""
+    prompts = [random_prompt(number) for number in range(4)]
+    took = {"cut_at_stop": 3, "degenerate": {"repetition": 2}, "faults": {"reset": 4}}
+    with SimFleet(1, {"instant": True, "length_mean": 20}) as fleet:
+        config = make_settings(fleet.urls)
+        build = make_shard(tmp_path / "sample-0123456789", config, prompts)
+        generate(config, build)
+        rows = completions(build)
+        for _ in range(2):
+            write_table(build.completions(SHARD), COMPLETIONS, [spoil(rows[0]), *rows[1:]], took)
+            if restored:
+                build.progress(SHARD).unlink()
+            else:
+                write_json(build.progress(SHARD), read_json(build.progress(SHARD)) | took)
+            forget_failed(config, build, find_failed(config, build, ["empty"])[0])
+            generate(config, build)
+            assert completions(build)[0]["status"] == "ok"
+            assert read_notes(build.completions(SHARD)) == took
+            assert read_json(build.progress(SHARD)) | took == read_json(build.progress(SHARD))
+
+
 def spoil(row: dict[str, Any]) -> dict[str, Any]:
     nothing = {"output_ids": [], "text": None, "finish_reason": None, "prompt_tokens": 0, "completion_tokens": 0}
     return {**row, **nothing, "status": "failed", "reason": "empty"}
@@ -102,10 +126,11 @@ def test_retry_of_a_stopped_shard_cleans_its_journal(tmp_path: Path) -> None:
     build.completions(shard).unlink()
     rows = [
         {"conversation_id": "a", "turn": 0, "note": {"attempts": 3, "deaths": 0, "useless": {"empty": 3}}},
-        {"conversation_id": "a", "turn": 0, "reason": "empty"},
-        {"conversation_id": "b", "turn": 0, "reason": None},
+        {"conversation_id": "a", "turn": 0, "prompt_id": "a", "reason": "empty"},
+        {"conversation_id": "b", "turn": 0, "prompt_id": "b", "reason": None},
         {"conversation_id": "c", "turn": 0, "note": {"attempts": 1, "deaths": 0, "useless": {"empty": 1}}},
-        {"conversation_id": "d", "turn": 0, "reason": "too_long"},
+        {"conversation_id": "d", "turn": 0, "prompt_id": "d", "reason": "too_long"},
+        {"effort": {"cut_at_stop": 2, "degenerate": {"empty": 4}, "faults": {}}},
     ]
     with open_journal(build.journal(shard)) as journal:
         for row in rows:
@@ -153,7 +178,7 @@ def rows_anywhere(build: BuildPaths) -> set[str]:
         if build.completions(shard).exists():
             found |= {row["conversation_id"] for row in read_rows(build.completions(shard))}
         else:
-            found |= {record["conversation_id"] for record in read_records(build.journal(shard))}
+            found |= {record["conversation_id"] for record in finished_rows(build.journal(shard))}
     return found
 
 
@@ -269,7 +294,7 @@ def test_retry_takes_its_shard_out_of_the_store(published: tuple[Any, BuildPaths
     assert listing.published(config, build).shards == {shard_name(0, 2), shard_name(1, 2)}
     assert shardmill("retry", "empty", "--yes", "--build", str(build.root)).exit_code == 0
     assert listing.published(config, build).shards == {shard_name(0, 2)}
-    assert len(list(read_records(build.journal(shard_name(1, 2))))) == 1
+    assert len(list(finished_rows(build.journal(shard_name(1, 2))))) == 1
 
 
 def test_a_store_that_cannot_be_reached_costs_nothing(published: tuple[Any, BuildPaths, Settings]) -> None:

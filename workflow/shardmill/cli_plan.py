@@ -12,8 +12,8 @@ import orjson
 
 from shardmill.cli_common import build_options, target
 from shardmill.estimate import Estimate, Known, estimate
-from shardmill.files import read_json
-from shardmill.generate.journal import read_records
+from shardmill.facts import build_facts
+from shardmill.generate.rows import finished_rows
 from shardmill.paths import BuildPaths
 from shardmill.run import Run, plan_run
 from shardmill.schemas import count_rows
@@ -84,7 +84,7 @@ def _prompts_to_generate(run: Run) -> int | None:
     """
     if not run.plan.generate:
         return 0
-    counts = read_json(run.build.build_json).get("counts") if run.build.build_json.exists() else None
+    counts = build_facts(run.build).get("counts")
     files = [run.build.prompts(shard) for shard in run.plan.generate]
     if counts:
         prompts = sum(int(counts["prompts_by_shard"][shard]) for shard in run.plan.generate)
@@ -92,7 +92,7 @@ def _prompts_to_generate(run: Run) -> int | None:
         prompts = sum(count_rows(file) for file in files)
     else:
         return None
-    return prompts - sum(1 for shard in run.plan.generate for _ in read_records(run.build.journal(shard)))
+    return prompts - sum(1 for shard in run.plan.generate for _ in finished_rows(run.build.journal(shard)))
 
 
 def _reusable(run: Run) -> int | None:

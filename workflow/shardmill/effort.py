@@ -19,6 +19,12 @@ class Effort:
     degenerate: Counter[str] = field(default_factory=Counter)  # answers of no use, asked again: by kind
     faults: Counter[str] = field(default_factory=Counter)  # of servers, asked again: by kind
 
+    @classmethod
+    def of(cls, counts: Mapping[str, Any]) -> Effort:
+        effort = cls()
+        effort.add(counts)
+        return effort
+
     def add(self, counts: Mapping[str, Any]) -> None:
         """Counts as `as_dict` gives them and a job's progress has them, too."""
         self.cut_at_stop += counts["cut_at_stop"]
@@ -40,8 +46,7 @@ def read_efforts(files: Iterable[Path]) -> dict[str, Effort]:
     for path in files:
         notes = read_notes(path)
         if notes is not None:
-            found[path.stem] = effort = Effort()
-            effort.add(notes)
+            found[path.stem] = Effort.of(notes)
     return found
 
 

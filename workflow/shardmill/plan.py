@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardmill.errors import DataError
+from shardmill.facts import build_facts
 from shardmill.files import read_json, sha256_json, write_json
 from shardmill.paths import BuildPaths, shard_names
 from shardmill.settings import CHECKS, Settings
@@ -151,9 +152,9 @@ def _one_of(digits: str) -> str:
 
 def _facts_known(build: BuildPaths, prompts: set[str]) -> bool:
     """Whether counts, model and rejects are here. Who deletes prompts/ as a whole does without the rejects."""
-    if not build.build_json.exists() or (prompts and not build.rejects.exists()):
+    if prompts and not build.rejects.exists():
         return False
-    facts = read_json(build.build_json)
+    facts = build_facts(build)
     return bool(facts.get("counts") and facts.get("model"))
 
 

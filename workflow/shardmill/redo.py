@@ -9,21 +9,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from shardmill.effort import read_efforts
 from shardmill.files import atomic_path, read_json, write_json
 from shardmill.generate.journal import open_journal, read_records
+from shardmill.generate.prompts import Key
+from shardmill.generate.rows import effort_record, finished_rows, record_key, record_of
 from shardmill.paths import BuildPaths, shard_names
 from shardmill.schemas import read_rows
 from shardmill.settings import Settings
 from shardmill.store.discarded import mark_discarded
 from shardmill.store.publish import unpublish_shard
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +54,7 @@ def forget_failed(settings: Settings, build: BuildPaths, failed: Failed) -> None
     """
     shard, reasons = failed.shard, failed.rows.keys()
     if failed.finished:
-        rows = read_rows(build.completions(shard))
-        _write_journal(build, shard, (_record(row) for row in rows if row["reason"] not in reasons))
+        _write_journal(build, shard, _kept(build.completions(shard), reasons))
         # Another machine may hold the shard whole, and must not publish it again.
         mark_discarded(settings, build, shard)
         unpublish_shard(settings, build, shard)
@@ -62,8 +62,8 @@ def forget_failed(settings: Settings, build: BuildPaths, failed: Failed) -> None
         build.completions(shard).unlink()
     else:
         # With what counted against these prompts: a note before their row.
-        again = {_key(record) for record in read_records(build.journal(shard)) if record.get("reason") in reasons}
-        _write_journal(build, shard, (kept for kept in read_records(build.journal(shard)) if _key(kept) not in again))
+        again = {record_key(row) for row in finished_rows(build.journal(shard)) if row["reason"] in reasons}
+        _write_journal(build, shard, _left(build.journal(shard), again))
     _correct_progress(build, failed)
 
 
@@ -89,33 +89,23 @@ def _completed(build: BuildPaths, shard: str, reasons: Collection[str]) -> Itera
 
 def _journalled(build: BuildPaths, shard: str, reasons: Collection[str]) -> Iterator[str]:
     seen = set()
-    for record in read_records(build.journal(shard)):
-        if record.get("reason") in reasons and _key(record) not in seen:
-            seen.add(_key(record))
-            yield record["reason"]
+    for row in finished_rows(build.journal(shard)):
+        if row["reason"] in reasons and record_key(row) not in seen:
+            seen.add(record_key(row))
+            yield row["reason"]
 
 
-def _key(record: dict[str, Any]) -> tuple[str, int]:
-    return record["conversation_id"], record["turn"]
+def _kept(completions: Path, reasons: Collection[str]) -> Iterator[dict[str, Any]]:
+    """Journal entries for the file's rows that failed for none of `reasons`, and for what all of them took."""
+    effort = read_efforts([completions]).get(completions.stem)
+    if effort is not None:
+        yield effort_record(effort)
+    yield from (record_of(row) for row in read_rows(completions) if row["reason"] not in reasons)
 
 
-def _record(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of completions as the journal keeps it (generate/rows.py). Later turns' ids are in no prompts file."""
-    return {
-        "conversation_id": row["conversation_id"],
-        "turn": row["turn"],
-        "prompt_id": row["prompt_id"],
-        "prompt_ids": row["prompt_ids"] if row["turn"] else None,
-        "reason": row["reason"],
-        "output_ids": row["output_ids"],
-        "finish_reason": row["finish_reason"],
-        "accept_length": row["accept_length"],
-        "attempts": row["attempts"],
-        "server": row["server"],
-        "latency_s": row["latency_s"],
-        "finished_ms": (row["finished_at"] - _EPOCH) // timedelta(milliseconds=1),
-        "reused_from": row["reused_from"],
-    }
+def _left(journal: Path, again: Collection[Key]) -> Iterator[dict[str, Any]]:
+    """Its entries without the rows of these prompts, and without the notes about them."""
+    return (entry for entry in read_records(journal) if "effort" in entry or record_key(entry) not in again)
 
 
 def _write_journal(build: BuildPaths, shard: str, records: Iterable[dict[str, Any]]) -> None:

@@ -20,7 +20,8 @@ from shardmill.config_schema import typed
 from shardmill.courier import Courier, start_courier
 from shardmill.digests import UNKNOWN, InputDigests, input_digests
 from shardmill.errors import DataError, ShardmillError
-from shardmill.files import read_json, write_json
+from shardmill.facts import build_facts
+from shardmill.files import write_json
 from shardmill.fleet.runlock import RunLock, acquire, myself
 from shardmill.identity import build_id, build_identity
 from shardmill.order import places
@@ -163,7 +164,7 @@ def _published(settings: Settings, build: BuildPaths) -> Published:
 
 
 def _write_build_json(build: BuildPaths, identity: dict[str, Any]) -> None:
-    known = read_json(build.build_json) if build.build_json.exists() else {}
+    known = build_facts(build)
     versions = {"shardmill": __version__, "python": platform.python_version()}
     versions |= {name: version(name) for name in _VERSIONS}
     write_json(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from shardmill.errors import DataError
-from shardmill.files import read_json
+from shardmill.facts import build_facts
 from shardmill.paths import BuildPaths
 from shardmill.schemas import COMPLETIONS, TOKENS, read_rows, write_table
 
@@ -20,7 +20,7 @@ def tokenize_shard(build: BuildPaths, shard: str) -> int:
     Raises DataError, naming file and row, when a completion is not what an audited answer must be.
     """
     source = build.completions(shard)
-    model = read_json(build.build_json)["model"]
+    model = build_facts(build).get("model")
     if model is None:
         raise DataError(
             f"{build.build_json} does not name the model's vocabulary and stop ids: run the prompts step again."

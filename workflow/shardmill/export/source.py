@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shardmill.errors import DataError
+from shardmill.facts import build_facts
 from shardmill.files import read_json, sha256_file
 from shardmill.paths import BuildPaths, shard_names
 from shardmill.schemas import TOKENS
@@ -51,7 +52,7 @@ def open_source(build: BuildPaths, shards: int) -> Source:
     Raises DataError when nothing tells its model's vocabulary, or the folder was renamed.
     """
     refuse_renamed(build)
-    facts = read_json(build.build_json) if build.build_json.exists() else {}
+    facts = build_facts(build)
     if not facts.get("model"):
         raise DataError(f"{build.build_json} doesn't name the model's vocabulary: run the prompts step first.")
     names = shard_names(shards)

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from shardmill.errors import NoServers, SetupFault, ShardmillError
-from shardmill.files import read_json
+from shardmill.facts import build_facts
 from shardmill.fleet import runlock, starter, wire
 from shardmill.fleet.home import Home
 from shardmill.fleet.lease import UNUSED, Aftermath, Lease, Outcome, release_message
@@ -285,7 +285,7 @@ class Fleet:
 def _vocabulary(build: BuildPaths) -> int | None:
     """The model's vocabulary size as the prompts step wrote it down; None before it has."""
     try:
-        model: dict[str, Any] | None = read_json(build.build_json).get("model")
+        model: dict[str, Any] | None = build_facts(build).get("model")
     except (OSError, ValueError):
         return None
     size = (model or {}).get("vocab_size")

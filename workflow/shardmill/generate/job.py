@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from shardmill.engines import SamplingParams, engine, new_session
 from shardmill.errors import DataError, SetupFault, ShardmillError
-from shardmill.files import read_json
+from shardmill.facts import build_facts
 from shardmill.fleet.client import Fleet
 from shardmill.generate.ask import Asker
 from shardmill.generate.asked import Model
@@ -77,7 +77,7 @@ def generate_shard(
 
 
 def _model(settings: Settings, build: BuildPaths) -> Model:
-    facts = read_json(build.build_json).get("model")
+    facts = build_facts(build).get("model")
     if facts is None:
         raise DataError(f"{build.build_json} lacks the model's stop ids: run snakemake again, which makes the prompts.")
     sampling = settings.sampling

@@ -58,6 +58,12 @@ class Tally:
         self._seconds_before = 0.0
         self._carry_on()
 
+    def earlier(self, effort: Effort) -> None:
+        """What a file of this shard took that `retry` took apart. The progress file, where it is left, has it too."""
+        self._cut += effort.cut_at_stop
+        self._faults |= effort.faults
+        self._degenerate |= effort.degenerate
+
     @property
     def done(self) -> int:
         return self.ok + self.failed.total()

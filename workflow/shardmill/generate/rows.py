@@ -1,4 +1,8 @@
-"""Rows of completions: what the journal keeps of one, and the shard's Parquet file made of them at its end."""
+"""Rows of completions: what the journal keeps of one, and the shard's Parquet file made of them at its end.
+
+Beside rows the journal has notes, of what counted against a prompt before it was done, and one entry at most of what
+the rows of a file took that `retry` took apart.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from typing import Any
 
 from shardmill.effort import Effort
 from shardmill.errors import ShardmillError
-from shardmill.generate.journal import Journal
+from shardmill.generate.journal import Journal, read_records
 from shardmill.generate.prompts import Key, ShardPrompts
 from shardmill.generate.reasons import FailReason
 from shardmill.schemas import COMPLETIONS, write_table
@@ -57,6 +61,38 @@ def record(
     }
 
 
+def record_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of completions back as the journal keeps it. Ids of later turns' prompts are in no prompts file.
+
+    Whether it was cut at its stop the row doesn't say: `effort_record` does, for all rows of its file.
+    """
+    return {
+        "conversation_id": row["conversation_id"],
+        "turn": row["turn"],
+        "prompt_id": row["prompt_id"],
+        "prompt_ids": row["prompt_ids"] if row["turn"] else None,
+        "reason": row["reason"],
+        "output_ids": row["output_ids"],
+        "finish_reason": row["finish_reason"],
+        "accept_length": row["accept_length"],
+        "attempts": row["attempts"],
+        "server": row["server"],
+        "latency_s": row["latency_s"],
+        "finished_ms": _unix_ms(row["finished_at"]),
+        "reused_from": row["reused_from"],
+        "cut": False,
+    }
+
+
+def effort_record(effort: Effort) -> dict[str, Any]:
+    return {"effort": effort.as_dict()}
+
+
+def finished_rows(journal: Path) -> Iterator[dict[str, Any]]:
+    """The rows in a journal that another process may be writing, without its other entries."""
+    return (entry for entry in read_records(journal) if "prompt_id" in entry)
+
+
 def reused(row: Mapping[str, Any], source: str, max_new_tokens: int) -> Completion | None:
     """A row of completions of the build `source`, as this build's answer to the same prompt; None where it can't be.
 
@@ -74,11 +110,15 @@ def reused(row: Mapping[str, Any], source: str, max_new_tokens: int) -> Completi
         server=row["server"],
         latency_s=row["latency_s"],
         reused_from=row["reused_from"] or source,
-        finished_ms=(row["finished_at"] - _EPOCH) // timedelta(milliseconds=1),
+        finished_ms=_unix_ms(row["finished_at"]),
     )
 
 
-def record_key(record: dict[str, Any]) -> Key:
+def _unix_ms(when: datetime) -> int:
+    return (when - _EPOCH) // timedelta(milliseconds=1)
+
+
+def record_key(record: Mapping[str, Any]) -> Key:
     return record["conversation_id"], record["turn"]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from shardmill.effort import Effort
 from shardmill.generate.asked import History, Prompt
 from shardmill.generate.audit import Degenerate
 from shardmill.generate.journal import Journal
@@ -43,6 +44,9 @@ class Work:
         work = cls(prompts, journal, tally, {}, set(), {}, reusable)
         strangers = 0
         for offset, entry in journal.replay():
+            if "effort" in entry:
+                tally.earlier(Effort.of(entry["effort"]))
+                continue
             key = record_key(entry)
             if "note" in entry:
                 work.histories[key] = _history(entry["note"])

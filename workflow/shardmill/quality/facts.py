@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from shardmill.catalog import quoted
-from shardmill.files import read_json
-from shardmill.paths import BuildPaths
 from shardmill.quality import repetition
 from shardmill.settings import Settings
 
@@ -38,12 +36,6 @@ _REFUSAL = (
     r"am unable to|['’]?m unable to|am not able to) (help|assist|provide|fulfil|comply|do|create|write|engage)|"
     r"as an ai|(很)?抱歉|对不起|我无法|lo siento,? pero|je suis désolé|es tut mir leid|извините|к сожалению, я не)"
 )
-
-
-def build_facts(build: BuildPaths) -> dict[str, Any]:
-    """build.json, or nothing where a build has none yet."""
-    facts = read_json(build.build_json) if build.build_json.exists() else {}
-    return facts
 
 
 def prepare(connection: duckdb.DuckDBPyConnection, settings: Settings, facts: Mapping[str, Any]) -> None:

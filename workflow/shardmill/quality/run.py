@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 from shardmill.catalog import connect
 from shardmill.effort import read_efforts, total
 from shardmill.errors import DataError
+from shardmill.facts import build_facts
 from shardmill.files import write_json
 from shardmill.paths import BuildPaths
 from shardmill.quality.accounting import account
 from shardmill.quality.checks import Check, load_checks
 from shardmill.quality.earlier import earlier_results, keep_result, shards_without_prompts
-from shardmill.quality.facts import build_facts, prepare
+from shardmill.quality.facts import prepare
 from shardmill.quality.lengths import lengths
 from shardmill.settings import Quality, Settings
 

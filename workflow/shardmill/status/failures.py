@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from shardmill.generate.journal import read_records
 from shardmill.generate.reasons import MEANING, FailReason
+from shardmill.generate.rows import finished_rows
 from shardmill.paths import BuildPaths
 from shardmill.status.model import Example, Failure
 from shardmill.status.rows import ShardRows
@@ -93,7 +93,7 @@ def _failed_rows(build: BuildPaths, shard: ShardNow) -> Iterator[_Found]:
         failed = pq.read_table(path, columns=_COLUMNS, filters=pc.field("status") == "failed")
         rows = iter(failed.to_pylist())
     else:
-        rows = (record for record in read_records(build.journal(shard.name)) if record.get("reason") is not None)
+        rows = (row for row in finished_rows(build.journal(shard.name)) if row["reason"] is not None)
     for row in rows:
         yield shard.name, row["conversation_id"], row["turn"], row["reason"], row["attempts"], row["server"]
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from shardmill.effort import Effort
 from shardmill.errors import DamagedFile
+from shardmill.facts import build_facts
 from shardmill.files import read_json
 from shardmill.fleet import history, runlock
 from shardmill.fleet.gpus import Gpu
@@ -45,7 +46,7 @@ class Gatherer:
     def gather(self) -> Status:
         """Raises DataError for completions that can't be read."""
         settings, build, now = self._settings, self._build, time.time()
-        facts = _facts(build)
+        facts = build_facts(build)
         run = _run(build)
         here = Here.of(build)
         shards = look(settings, build, here, self._manifests, run.at_work, now)
@@ -92,11 +93,6 @@ class Gatherer:
 def gather(settings: Settings, build: BuildPaths) -> Status:
     """One look. See Gatherer for many."""
     return Gatherer(settings, build).gather()
-
-
-def _facts(build: BuildPaths) -> dict[str, Any]:
-    """build.json; nothing where the run has not written it yet."""
-    return read_json(build.build_json) if build.build_json.exists() else {}
 
 
 def _run(build: BuildPaths) -> RunNow:

@@ -12,7 +12,8 @@ import orjson
 
 from shardmill import __version__
 from shardmill.errors import DamagedFile, DataError
-from shardmill.files import read_json, sha256_file
+from shardmill.facts import build_facts
+from shardmill.files import sha256_file
 from shardmill.paths import BuildPaths
 from shardmill.settings import S3
 
@@ -149,8 +150,7 @@ def manifest_matches(build: BuildPaths, shard: str) -> bool:
 
 def refuse_renamed(build: BuildPaths) -> None:
     """Raises DataError when the folder has another name than its build: its manifests hold for that name alone."""
-    facts = read_json(build.build_json) if build.build_json.exists() else {}
-    name = facts.get("build")
+    name = build_facts(build).get("build")
     if name is not None and name != build.name:
         raise DataError(
             f"The folder {build.root} holds the build {name} under another name, so that its manifests don't count: "

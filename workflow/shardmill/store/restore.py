@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import orjson
 
 from shardmill.errors import DataError, StoreError
-from shardmill.files import read_json, sha256_file, write_bytes, write_json
+from shardmill.facts import build_facts
+from shardmill.files import sha256_file, write_bytes, write_json
 from shardmill.paths import BuildPaths
 from shardmill.settings import S3, Settings
 from shardmill.store.manifest import Entry, Manifest, root_key, uses_store
@@ -49,7 +50,7 @@ def restore_facts(settings: Settings, build: BuildPaths) -> None:
     """
     if not uses_store(settings.s3):
         return
-    known = read_json(build.build_json) if build.build_json.exists() else {}
+    known = build_facts(build)
     sources = {
         build.rejects: "prompts/rejects.parquet",
         build.pilot_report: "quality/pilot.json",
