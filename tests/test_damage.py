@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import resource
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from builds import MadeBuild, good, settings_of
-from shardmill.cli import cli
+from shardmill.cli import cli, main
 from shardmill.errors import DataError
 from shardmill.files import read_json, write_json
+from shardmill.generate.prompts import ShardPrompts
 from shardmill.paths import BuildPaths
 from shardmill.plan import Plan, make_plan
+from shardmill.reading.parquet import parquet_records
 from shardmill.schemas import read_rows
 from shardmill.settings import Settings
 from shardmill.store.listing import Published
@@ -107,6 +115,46 @@ def test_a_query_over_a_cut_file_is_a_problem_of_the_data(finished: tuple[BuildP
         done = CliRunner().invoke(cli, ["query", "select count(*) from tokens", "--build", str(build.root)])
         assert isinstance(done.exception, DataError) and done.exception.exit_code == 1
         assert path.name in str(done.exception) and "`shardmill verify`" in str(done.exception)
+
+
+def test_a_machine_that_refuses_is_not_taken_for_damage(
+    finished: tuple[BuildPaths, Settings], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too many open files say nothing against a file, and nobody is told to discard it."""
+    build, settings = finished
+    write_json(build.settings, settings.as_dict())
+    source = next(build.root.glob("completions/*"))
+    readers = (
+        lambda: list(read_rows(source)),
+        lambda: list(parquet_records(source)),
+        lambda: ShardPrompts(source),
+    )
+    for read in readers:
+        with no_more_files(), pytest.raises(OSError, match="Too many open files"):
+            read()
+    # Once before, so that all modules are there.
+    assert CliRunner().invoke(cli, ["verify", "--build", str(build.root)]).exit_code == 0
+    monkeypatch.setattr(sys, "argv", ["shardmill", "verify", "--build", str(build.root)])
+    with no_more_files(), pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 1 and f"refuses: {build.settings}: Too many open files" in caplog.text
+
+
+@contextmanager
+def no_more_files() -> Iterator[None]:
+    """This process may open none."""
+    held = []
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.open("/dev/null", os.O_RDONLY))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for descriptor in held:
+            os.close(descriptor)
 
 
 def test_a_build_without_its_run_folder_is_still_a_build(finished: tuple[BuildPaths, Settings]) -> None:

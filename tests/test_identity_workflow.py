@@ -51,7 +51,7 @@ def copy(finished: Workspace, tmp_path: Path) -> Workspace:
 
 
 def test_snakemakes_own_report_holds_the_builds_page(finished: Workspace) -> None:
-    finished.snakemake("--report", "report.zip", cores=1)
+    finished.snakemake("--report=report.zip", cores=1)
     page = (finished.results / "quality" / "report.html").read_bytes()
     with zipfile.ZipFile(finished.root / "report.zip") as archive:
         assert page in [archive.read(name) for name in archive.namelist() if name.endswith(".html")]

@@ -64,7 +64,9 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildPaths:
             path.unlink()
     with open_journal(build.journal(made.names()[6])) as journal:
         for number in range(5):
-            journal.append({"conversation_id": f"c{number}", "turn": 0, "reason": None})
+            journal.append({"conversation_id": f"c{number}", "turn": 0, "prompt_id": f"p{number}", "reason": None})
+        # What counted against a prompt that is not done.
+        journal.append({"conversation_id": "c5", "turn": 0, "note": {"attempts": 1, "deaths": 0, "useless": {}}})
     return build
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from snakemake.cli import parse_args
 
 from workspace import REPO, Workspace, job_counts
 
@@ -27,6 +28,18 @@ def test_a_fresh_clone_plans_every_job_and_starts_nothing(tmp_path: Path) -> Non
     workspace = Workspace(tmp_path)
     assert workspace.plan() == EVERYTHING
     assert not [path for path in (tmp_path / "results").rglob("*") if path.name != ".digests.json"]
+
+
+def test_the_cluster_profile_stands_in_the_place_of_the_default_one(tmp_path: Path) -> None:
+    """By --profile it would come under profiles/default, which gives all cores of the machine that it is typed on."""
+    text = (REPO / "profiles/slurm/config.yaml").read_text()
+    default, slurm = yaml.safe_load((REPO / "profiles/default/config.yaml").read_text()), yaml.safe_load(text)
+    assert slurm["cores"] == 256 and default.pop("cores") == "all"
+    assert default.items() <= slurm.items()
+    # Its executor is a package that is not installed here.
+    (tmp_path / "config.yaml").write_text(text.replace("executor: slurm", "executor: local"))
+    _, arguments = parse_args(["--workflow-profile", str(tmp_path)])
+    assert (arguments.cores, arguments.jobs) == (256, 32)
 
 
 def test_a_missing_dataset_is_one_sentence(tmp_path: Path) -> None:

@@ -352,6 +352,12 @@ def test_the_commands_at_other_servers(name: str, tmp_path: Path) -> None:
         assert json.loads(call("inventory", "--json", "--configfile", config).output)["groups"] == []
 
 
+@pytest.mark.parametrize("command", ["inventory", "verify"])
+def test_a_build_and_a_config_at_once_are_refused(command: str, build: BuildPaths, settings: Settings) -> None:
+    done = call(command, "--build", str(build.root), "--configfile", configfile(settings, Path()), expect=2)
+    assert "not both" in str(done.exception)
+
+
 def test_without_a_store_these_commands_say_so(tmp_path: Path) -> None:
     path = tmp_path / "none.yaml"
     path.write_text("name: x\n")

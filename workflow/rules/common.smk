@@ -4,6 +4,8 @@ import sys
 from pathlib import Path
 from shlex import quote
 
+from shardmill.run import asks_for_report
+
 # Jobs run the command of the environment that reads this file, activated or not.
 shell.prefix(
     f'set -euo pipefail; export PATH={quote(str(Path(sys.executable).parent))}:"$PATH"; '
@@ -17,10 +19,6 @@ if "generating" not in workflow.global_resources and workflow.cores:
 
 wildcard_constraints:
     shard=r"shard-\d{5,}-of-\d{5,}",
-
-
-# `snakemake --report` runs nothing and holds what the rules of its targets made: then the build's own page is one.
-REPORTING = "--report" in sys.argv and "--report-after-run" not in sys.argv
 
 
 def each(place, shards):
@@ -54,5 +52,9 @@ def targets():
     if PLAN.quality:
         wanted.append(str(BUILD.quality_passed(PLAN.checks_key)))
     # With nothing left, a file that nothing makes, since Snakemake compares any other with how it was made before.
-    nothing = str(BUILD.report_page) if REPORTING else ancient(str(BUILD.build_json))
+    nothing = (
+        str(BUILD.report_page)
+        if asks_for_report(sys.argv)
+        else ancient(str(BUILD.build_json))
+    )
     return wanted or [nothing]

@@ -9,7 +9,7 @@ import sys
 import click
 
 from shardmill import __version__
-from shardmill.errors import NO_SPACE, ShardmillError
+from shardmill.errors import NO_SPACE, ShardmillError, is_machines
 
 # Command -> module and attribute of its click command.
 _COMMANDS = {
@@ -65,11 +65,18 @@ def main() -> None:
         sys.stderr.close()
         sys.exit(0)
     except OSError as error:
-        if error.errno not in NO_SPACE:
+        if not is_machines(error):
             raise
-        where = f" for {error.filename}" if error.filename else ""
-        _say(f"Error: No space is left on the disk{where}: free some, and run again; what is finished is kept.")
+        _say(f"Error: {_machines_sentence(error)}")
         sys.exit(1)
+
+
+def _machines_sentence(error: OSError) -> str:
+    if error.errno in NO_SPACE:
+        where = f" for {error.filename}" if error.filename else ""
+        return f"No space is left on the disk{where}: free some, and run again; what is finished is kept."
+    what = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+    return f"This machine refuses: {what}. Mend that, and run again; what is finished is kept."
 
 
 def _say(sentence: str) -> None:

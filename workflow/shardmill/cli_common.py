@@ -14,6 +14,7 @@ from shardmill.paths import BuildPaths
 from shardmill.settings import Settings, frozen, load
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+_LATEST = Path("results/latest")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +45,10 @@ def build_options(command: Command) -> Command:
 
 def target(root: Path | None, configfiles: tuple[Path, ...]) -> Target:
     """The build that the options name. Raises UsageError when there is none."""
-    if root is not None and configfiles:
-        raise UsageError("Give --build or --configfile, not both.")
+    _refuse_both(root, configfiles)
     if configfiles:
         return _from_config(configfiles)
-    root = root or Path("results/latest")
+    root = root or _LATEST
     build = BuildPaths(root.resolve() if root.is_symlink() else root)
     if not build.settings.exists():
         if build.build_json.exists():
@@ -60,6 +60,22 @@ def target(root: Path | None, configfiles: tuple[Path, ...]) -> Target:
             f"{root} is not a build's folder: run `snakemake --cores 7`, or name one with --build or --configfile."
         )
     return Target(build, frozen(build.settings))
+
+
+def settings_for(root: Path | None, configfiles: tuple[Path, ...]) -> Settings:
+    """For what can be done without a build: its settings where one is named or at hand, else those of the config.
+
+    Which build the config files name is not asked, since inputs may be missing. Raises UsageError.
+    """
+    _refuse_both(root, configfiles)
+    if configfiles or (root is None and not _LATEST.exists()):
+        return load(*configfiles)
+    return target(root, ()).settings
+
+
+def _refuse_both(root: Path | None, configfiles: tuple[Path, ...]) -> None:
+    if root is not None and configfiles:
+        raise UsageError("Give --build or --configfile, not both.")
 
 
 def _from_config(configfiles: tuple[Path, ...]) -> Target:

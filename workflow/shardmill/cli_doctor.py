@@ -14,10 +14,10 @@ from pathlib import Path
 
 import click
 
-from shardmill.cli_common import build_options, target
+from shardmill.cli_common import build_options, settings_for
 from shardmill.digests import input_digests
 from shardmill.errors import ShardmillError
-from shardmill.settings import Servers, Settings, load
+from shardmill.settings import Servers, Settings
 
 _MIN_DISK = 2e9
 _ASK_S = 5.0
@@ -37,19 +37,13 @@ def doctor(root: Path | None, configfiles: tuple[Path, ...]) -> None:
 
     Before the first run, when there is no build yet, it goes by config/config.yaml.
     """
-    findings = list(_findings(_settings(root, configfiles), Path()))
+    findings = list(_findings(settings_for(root, configfiles), Path()))
     for finding in findings:
         mark = click.style("ok  ", fg="green") if finding.well else click.style("MEND", fg="red", bold=True)
         click.echo(f"{mark}  {finding.what:<12} {finding.detail}")
     faults = sum(not finding.well for finding in findings)
     click.echo(f"{len(findings)} checked, {faults} to mend")
     sys.exit(1 if faults else 0)
-
-
-def _settings(root: Path | None, configfiles: tuple[Path, ...]) -> Settings:
-    if root is None and (configfiles or not Path("results/latest").exists()):
-        return load(*configfiles)  # without the build that they name, which can't be told while inputs are missing
-    return target(root, configfiles).settings
 
 
 def _findings(settings: Settings, base: Path) -> Iterator[Finding]:

@@ -9,10 +9,8 @@ from typing import Any
 import click
 import orjson
 
-from shardmill.cli_common import build_options
+from shardmill.cli_common import build_options, settings_for
 from shardmill.errors import UsageError
-from shardmill.paths import BuildPaths
-from shardmill.settings import Settings, frozen, load
 from shardmill.wording import counted
 
 
@@ -27,7 +25,7 @@ def up(root: Path | None, configfiles: tuple[Path, ...]) -> None:
     """Start the servers and wait until they are ready. They live until `servers down`."""
     from shardmill.fleet import command, show
 
-    settings = _settings(root, configfiles)
+    settings = settings_for(root, configfiles)
     if not settings.servers.launch:
         raise UsageError("The config gives endpoints: their servers were started elsewhere, there is nothing to start.")
     said: set[str] = set()
@@ -51,7 +49,7 @@ def down(root: Path | None, configfiles: tuple[Path, ...]) -> None:
     """Stop the servers, also those that a killed run has left."""
     from shardmill.fleet import command
 
-    count = asyncio.run(command.down(_settings(root, configfiles)))
+    count = asyncio.run(command.down(settings_for(root, configfiles)))
     click.echo(f"{counted(count, 'server')} stopped." if count else "No server was running.")
 
 
@@ -62,7 +60,7 @@ def status(root: Path | None, configfiles: tuple[Path, ...], as_json: bool) -> N
     """Show each server: state, restarts, load, what limits it, speed, memory. Exit code 1 when none is ready."""
     from shardmill.fleet import command, show
 
-    settings = _settings(root, configfiles)
+    settings = settings_for(root, configfiles)
     state = asyncio.run(command.look(settings))
     if as_json:
         click.echo(orjson.dumps(state, option=orjson.OPT_INDENT_2).decode())
@@ -72,17 +70,3 @@ def status(root: Path | None, configfiles: tuple[Path, ...], as_json: bool) -> N
         show.show(state, show.console())
     if state is None or not any(server["state"] == "ready" for server in state["servers"]):
         raise SystemExit(1)
-
-
-def _settings(root: Path | None, configfiles: tuple[Path, ...]) -> Settings:
-    """Those of the config files, or of the build, or of config/config.yaml where nothing was built yet."""
-    if root is not None and configfiles:
-        raise UsageError("Give --build or --configfile, not both.")
-    if configfiles:
-        return load(*configfiles)
-    build = BuildPaths(root or Path("results/latest"))
-    if build.settings.exists():
-        return frozen(build.settings)
-    if root is not None:
-        raise UsageError(f"{root} is not a build's folder: name one with --build, or a config with --configfile.")
-    return load()

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import click
 import orjson
 
-from shardmill.cli_common import Target, build_options, target
+from shardmill.cli_common import Target, build_options, settings_for, target
 from shardmill.errors import SettingsError, ShardmillError, UsageError
 from shardmill.files import read_json, write_json
 from shardmill.paths import BuildPaths
-from shardmill.settings import Settings, load, resolve
+from shardmill.settings import Settings, resolve
 from shardmill.wording import counted
 
 if TYPE_CHECKING:
@@ -208,13 +208,8 @@ def pull(name: str, configfiles: tuple[Path, ...], results: Path | None) -> None
 
 
 def _store_settings(root: Path | None, configfiles: tuple[Path, ...]) -> Settings:
-    """Settings that name a store; those of a build where one is at hand, since a store outlives its builds."""
-    if configfiles:
-        settings = load(*configfiles)
-    elif root is None and not Path("results/latest").exists():
-        settings = load()
-    else:
-        settings = target(root, ()).settings
+    """Settings that name a store, which outlives its builds."""
+    settings = settings_for(root, configfiles)
     if settings.s3.bucket is None:
         raise UsageError("No store is named: give --configfile with a config that sets s3.bucket.")
     return settings

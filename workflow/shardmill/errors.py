@@ -11,6 +11,14 @@ import errno
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+def is_machines(error: Exception) -> bool:
+    """Whether the machine is to blame (no right, too many open files, a failing disk), and not what a file holds.
+
+    pyarrow raises OSError for both, with an errno for the machine's alone.
+    """
+    return isinstance(error, OSError) and error.errno is not None
+
+
 class ShardmillError(Exception):
     """Something is wrong with the data, the machine or a server. The message is shown as it is."""
 

@@ -19,8 +19,7 @@ from typing import Any
 import orjson
 
 from shardmill.errors import DataError
-from shardmill.facts import build_facts
-from shardmill.files import write_json
+from shardmill.files import read_json, write_json
 from shardmill.identity import prompt_id, sampling_identity, shard_of
 from shardmill.paths import BuildPaths, shard_names
 from shardmill.reading import Conversation, Reader, Reject, RejectReason, dataset_files
@@ -264,7 +263,7 @@ def _refuse_empty(settings: Settings, summary: dict[str, Any]) -> None:
 
 
 def _write_facts(build: BuildPaths, renderer: Renderer, stop_ids: list[int], summary: dict[str, Any]) -> None:
-    facts = build_facts(build)
+    facts = read_json(build.build_json)
     facts["model"] = {
         "vocab_size": renderer.vocab_size,
         "stop_ids": stop_ids,

@@ -8,7 +8,7 @@ import platform
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -149,6 +149,15 @@ def plan_run(settings: Settings, base: Path, frozen: bool = False) -> Run:
     else:
         plan = make_plan(settings, build, lambda: _published(settings, build))
     return Run(settings, build, identity, digests, plan)
+
+
+def asks_for_report(arguments: Sequence[str]) -> bool:
+    """Whether these are of `snakemake --report`, which runs nothing and holds what the rules of its targets made.
+
+    The build's own page is a target then, and at no other time. Snakemake itself doesn't tell a workflow.
+    """
+    options = {argument.partition("=")[0] for argument in arguments}
+    return "--report" in options and "--report-after-run" not in options
 
 
 def _identify(settings: Settings, base: Path) -> tuple[BuildPaths, dict[str, Any], InputDigests]:

@@ -10,7 +10,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shardmill.errors import DamagedFile
+from shardmill.errors import DamagedFile, is_machines
 from shardmill.files import atomic_path
 
 _IDS = pa.list_(pa.int32())
@@ -116,7 +116,7 @@ def read_rows(path: Path, columns: list[str] | None = None) -> Iterator[dict[str
             for batch in parquet.iter_batches(batch_size=_ROW_GROUP, columns=columns):
                 yield from batch.to_pylist()
     except (pa.ArrowInvalid, OSError) as error:
-        if isinstance(error, FileNotFoundError):
+        if isinstance(error, FileNotFoundError) or is_machines(error):
             raise
         raise DamagedFile(
             f"{path} can't be read as Parquet ({error}): `shardmill discard` takes its shard out."

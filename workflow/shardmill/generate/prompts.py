@@ -11,7 +11,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shardmill.errors import DataError
+from shardmill.errors import DataError, is_machines
 from shardmill.generate.asked import Prompt
 from shardmill.schemas import PROMPTS
 
@@ -36,6 +36,8 @@ class ShardPrompts:
         except FileNotFoundError:
             raise DataError(f"{path} is missing: run snakemake again, which makes it.") from None
         except (pa.ArrowInvalid, OSError) as error:
+            if is_machines(error):
+                raise
             raise DataError(f"{path} cannot be read ({error}): delete it, and run snakemake again.") from error
         self._table = table.sort_by([("conversation_id", "ascending"), ("turn", "ascending")]).combine_chunks()
         keys = zip(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from shardmill.errors import is_machines
 from shardmill.reading.cursor import Lost
 from shardmill.reading.reasons import RejectReason
 
@@ -25,6 +26,8 @@ def parquet_records(path: Path) -> Iterator[Any | Lost]:
             for batch in parquet.iter_batches(batch_size=_ROWS):
                 yield from _rows(batch)
     except (pa.ArrowException, OSError, ValueError, LookupError, OverflowError, MemoryError) as error:
+        if is_machines(error):
+            raise  # the file may be well, and the rest of its records must not be lost for that
         # Arrow passes on what Python's own decoding of damaged names and values raises.
         message = " ".join(str(error).split())
         yield Lost(RejectReason.DAMAGED_FILE, f"the Parquet file can't be read: {message}", "", -1)

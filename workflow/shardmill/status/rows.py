@@ -87,7 +87,7 @@ def _read(build: BuildPaths, shards: list[str]) -> dict[str, ShardRows]:
         line = " ".join(str(error).split())[:300]
         raise DataError(
             f"Completions in {build.root} cannot be read ({line}): "
-            f"if it is not gone by a second look, take that shard out with `shardmill discard`."
+            f"if it is not gone by a second look, `shardmill verify` says what is wrong."
         ) from None
     return found
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardmill.errors import DataError, StoreError
+from shardmill.errors import DataError, StoreError, is_machines
 from shardmill.files import sha256_file
 from shardmill.paths import BuildPaths, shard_names
 from shardmill.settings import Settings
@@ -127,6 +127,8 @@ def _parquet(
             for batch in parquet.iter_batches() if deep else ():
                 counts.update(batch.column("status").to_pylist() if item.kind == "completions" else ())
     except (pa.ArrowException, OSError) as error:
+        if is_machines(error):
+            raise
         return problem("unreadable", f"not a whole Parquet file ({type(error).__name__})")
     if rows != item.rows:
         return problem("counts", f"{rows} rows, its manifest says {item.rows}")
