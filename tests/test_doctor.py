@@ -43,7 +43,7 @@ def test_what_is_wrong_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch,
     )
     said = doctor("--configfile", str(overlay), expect=1).stdout
     assert "nothing/here.json" in said
-    assert "servers.api_key_env names NO_SUCH_KEY, which is not set." in said
+    assert "The environment variable NO_SUCH_KEY (servers.api_key_env) is empty" in said
     assert "2 to mend" in said
     monkeypatch.setenv("NO_SUCH_KEY", "secret-value")
     said = doctor("--configfile", str(overlay), expect=1).stdout

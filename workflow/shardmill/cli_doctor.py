@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import os
 import shlex
 import shutil
 import sys
@@ -16,7 +15,8 @@ import click
 
 from shardmill.cli_common import build_options, settings_for
 from shardmill.digests import input_digests
-from shardmill.errors import ShardmillError
+from shardmill.engines.choose import api_key
+from shardmill.errors import SetupFault, ShardmillError
 from shardmill.settings import Servers, Settings
 
 _MIN_DISK = 2e9
@@ -87,9 +87,12 @@ def _disk(results: Path) -> Finding:
 
 def _servers(settings: Settings) -> Iterator[Finding]:
     servers = settings.servers
-    if servers.api_key_env is not None and servers.api_key_env not in os.environ:
-        yield Finding("servers", False, f"servers.api_key_env names {servers.api_key_env}, which is not set.")
-    elif servers.launch:
+    try:
+        api_key(servers)
+    except SetupFault as fault:
+        yield Finding("servers", False, str(fault))
+        return
+    if servers.launch:
         yield _launched(servers)
     else:
         yield from _endpoints(settings)

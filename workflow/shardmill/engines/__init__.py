@@ -12,7 +12,7 @@ from shardmill.engines.base import (
     ServerInfo,
     ServerLoad,
 )
-from shardmill.engines.choose import engine, new_session
+from shardmill.engines.choose import api_key, engine, new_session
 
 __all__ = [
     "Answer",
@@ -25,6 +25,7 @@ __all__ = [
     "ServerFault",
     "ServerInfo",
     "ServerLoad",
+    "api_key",
     "engine",
     "new_session",
 ]

@@ -9,9 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from shardmill.engines.choose import engine, new_session
+from shardmill.engines.choose import api_key, engine, new_session
 from shardmill.errors import ShardmillError
-from shardmill.files import read_json
 from shardmill.fleet import runlock, starter, wire
 from shardmill.fleet.endpoints import endpoints
 from shardmill.fleet.home import Home
@@ -94,17 +93,8 @@ async def look(settings: Settings, wait_s: float = _LOOK_S) -> State | None:
     return await _look_at_endpoints(settings, home, wait_s)
 
 
-def last_state(settings: Settings) -> State | None:
-    """What a fleet that is gone has left written; None when there never was one."""
-    try:
-        state: State = read_json(Home.of(settings).state)
-    except (OSError, ValueError):
-        return None
-    return state
-
-
 async def _look_at_endpoints(settings: Settings, home: Home, wait_s: float) -> State:
-    key = os.environ.get(settings.servers.api_key_env) if settings.servers.api_key_env else None
+    key = api_key(settings.servers)
     async with new_session() as session:
         site = Site(
             home=home,

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import os
 import signal
 import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from shardmill.engines.choose import engine, new_session
+from shardmill.engines.choose import api_key, engine, new_session
 from shardmill.files import read_json, write_json
 from shardmill.fleet import state, wire
 from shardmill.fleet.background import Background
@@ -53,8 +52,7 @@ class FleetProcess:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._leave.set)
-        key_variable = self.settings.servers.api_key_env
-        key = os.environ.get(key_variable) if key_variable else None
+        key = api_key(self.settings.servers)
         async with new_session() as session:
             site = Site(
                 home=self.home,

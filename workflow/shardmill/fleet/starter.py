@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+from shardmill.engines.choose import api_key
 from shardmill.errors import ShardmillError
 from shardmill.files import read_json, write_json
 from shardmill.fleet import runlock, wire
@@ -56,6 +57,7 @@ async def connect_or_start(home: Home, settings: Settings) -> Connection:
 
 
 async def _start(home: Home, settings: Settings, until: float) -> Connection:
+    api_key(settings.servers)  # without it no server answers, and its absence is better said here than in a log
     home.root.mkdir(parents=True, exist_ok=True)
     write_json(home.settings, settings.as_dict())
     with home.log.open("ab") as log:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Protocol
 
-from shardmill.engines import SamplingParams, engine, new_session
-from shardmill.errors import DataError, SetupFault, ShardmillError
+from shardmill.engines import SamplingParams, api_key, engine, new_session
+from shardmill.errors import DataError, ShardmillError
 from shardmill.facts import build_facts
 from shardmill.fleet.client import Fleet
 from shardmill.generate.ask import Asker
@@ -169,11 +168,11 @@ class _Job:
 
     async def _with_fleet(self, join: Join, todo: deque[list[Key]]) -> None:
         settings = self._settings
-        api_key = _api_key(settings)
+        key = api_key(settings.servers)
         fleet = await join(settings, self._build, self._shard, places(settings, self._build)[self._shard])
         async with fleet, new_session() as session:
             given = settings.generate
-            server = engine(settings.servers.engine, api_key)
+            server = engine(settings.servers.engine, key)
             asker = Asker(
                 fleet,
                 Sender(server, session, fleet, self._model, given.request_timeout_s),
@@ -214,13 +213,3 @@ async def _first_of(task: asyncio.Task[None], interruption: asyncio.Task[None]) 
         task.cancel()
         interruption.cancel()
         await asyncio.gather(task, interruption, return_exceptions=True)
-
-
-def _api_key(settings: Settings) -> str | None:
-    name = settings.servers.api_key_env
-    if name is None:
-        return None
-    key = os.environ.get(name)
-    if not key:
-        raise SetupFault(f"The environment variable {name} (servers.api_key_env) is empty: put the API key into it.")
-    return key
