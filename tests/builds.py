@@ -35,7 +35,7 @@ class Answer:
     status: str = "ok"
     reason: str | None = None
     accept_length: float | None = 3.0
-    server: str = "http://127.0.0.1:30000"
+    server: str = "127.0.0.1:30000"
     turn: int = 0
     conversation: str | None = None
     reused_from: str | None = None
@@ -138,6 +138,8 @@ class MadeBuild:
             "conversations": conversations,
             "prompts": prompts,
             "rejected_by_reason": {"no_user_turn": self.rejects} if self.rejects else {},
+            "merged_users": 0,
+            "notes": {"consecutive_user": 4, "lone_surrogates": 2, "nan_values": 0},
             "prompts_by_shard": by_shard,
         }
         write_json(

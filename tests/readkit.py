@@ -16,6 +16,7 @@ from shardmill.paths import BuildPaths, shard_names
 from shardmill.prompts import make_prompts
 from shardmill.reading import Conversation, ReadCounts, Reader, Reject
 from shardmill.settings import resolve
+from shardmill.wording import NOTES
 
 CASES = Path(__file__).resolve().parents[2] / "shared" / "cases"
 
@@ -51,6 +52,7 @@ def read(files: Path | Sequence[Path], spool: Path, **options: Any) -> Read:
             conversations.append(each)
     counts = reader.counts
     assert counts.balanced
+    assert counts.notes.keys() <= NOTES.keys()
     assert (counts.conversations, counts.rejected) == (len(conversations), len(rejects))
     assert sum(counts.rejects.values()) == counts.rejected
     assert len({each.conversation_id for each in conversations}) == len(conversations)

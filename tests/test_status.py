@@ -162,7 +162,8 @@ def test_every_shard_is_in_one_stage(tmp_path: Path) -> None:
     unmake(build, names[3])
     write_json(build.progress(names[2]), progress_of(names[2]))
     with open_journal(build.journal(names[2])) as journal:
-        journal.append({"conversation_id": "c", "turn": 0, "reason": "empty", "attempts": 4, "server": "gpu-0"})
+        row = {"conversation_id": "c", "turn": 0, "prompt_id": "p", "reason": "empty", "attempts": 4, "server": "gpu-0"}
+        journal.append(row)
     make_plan(settings, build, Published).save(build.plan)
     stopped = gather(settings, build)
     assert stages(stopped) == (1, 1, 0, 1, 1)
@@ -177,7 +178,7 @@ def test_every_shard_is_in_one_stage(tmp_path: Path) -> None:
     assert at_work.pace.tokens_per_s_now == 30 and stopped.pace.tokens_per_s_now is None
     assert at_work.faults == {"reset": 2}
     assert {server.name: server.answers for server in at_work.fleet.servers} == {
-        "http://127.0.0.1:30000": 6,
+        "127.0.0.1:30000": 6,
         "gpu-0": 1,
     }
     assert [example.conversation_id for example in at_work.failures[0].examples] == ["c"]
@@ -356,7 +357,7 @@ def test_completions_that_cannot_be_read_are_one_sentence(tmp_path: Path) -> Non
     done = subprocess.run(
         [sys.executable, "-m", "shardmill", "status", "--build", str(build.root)], capture_output=True, text=True
     )
-    assert done.returncode == 1 and "shardmill discard" in done.stderr and done.stderr.count("\n") == 1
+    assert done.returncode == 1 and "`shardmill verify`" in done.stderr and done.stderr.count("\n") == 1
     assert shard_name(1, SHARDS) in done.stderr
 
 

@@ -30,6 +30,7 @@ _MANIFEST_COLUMNS = {
     "created_at": "VARCHAR",
 }
 _MOST_THREADS = 8
+_MEMORY = "3GB"
 _TYPES = {
     pa.string(): "VARCHAR",
     pa.int16(): "SMALLINT",
@@ -55,16 +56,15 @@ _FOLDER = (
 def connect(
     build: BuildPaths,
     shards: Sequence[str] | None = None,
-    memory_limit: str = "3GB",
 ) -> duckdb.DuckDBPyConnection:
     """An in-memory database with the views over what of `build` is there now (of `shards` alone, when given).
 
-    It works from any working directory and never writes to the build's data; what doesn't fit `memory_limit` spills
+    It works from any working directory and never writes to the build's data; what doesn't fit 3 GB of memory spills
     to a folder under run/. The caller closes it (it is a context manager).
     """
     import duckdb
 
-    connection = duckdb.connect(":memory:", config={"memory_limit": memory_limit})
+    connection = duckdb.connect(":memory:", config={"memory_limit": _MEMORY})
     # Drawn on stdout by long queries, where `shardmill query --format json` writes.
     connection.execute("SET enable_progress_bar = false")
     # Each thread holds row groups of long lists: on a large machine, all cores would not fit the memory limit.

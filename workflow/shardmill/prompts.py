@@ -67,9 +67,7 @@ def make_prompts(settings: Settings, build: BuildPaths, shards: Sequence[str], w
     base = Path()
     files = dataset_files(list(settings.dataset.path), base)
     template = Path(settings.model.chat_template) if settings.model.chat_template else None
-    task = RenderTask(
-        tokenizer_folder(settings.model, download=False), template, settings.model.thinking, settings.prompts.turns
-    )
+    task = RenderTask(tokenizer_folder(settings.model), template, settings.model.thinking, settings.prompts.turns)
     renderer = Renderer(task.folder, task.chat_template, task.thinking)
     stop_ids = sorted({*renderer.stop_ids, *settings.sampling.stop_token_ids})
     sampling = sampling_identity(settings, stop_ids)

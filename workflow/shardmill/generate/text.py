@@ -14,7 +14,7 @@ class Text:
     """Ids to text. `load` runs beside the first requests, so that a broken tokenizer is found before hours of work."""
 
     def __init__(self, settings: Settings) -> None:
-        self.folder: Path = tokenizer_folder(settings.model, download=False)
+        self.folder: Path = tokenizer_folder(settings.model)
         self._decode: Callable[[list[int]], str] | None = None
 
     async def load(self) -> None:

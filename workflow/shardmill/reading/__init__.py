@@ -5,11 +5,10 @@
 
 from shardmill.reading.reader import Reader
 from shardmill.reading.reasons import BadRecords, RejectReason
-from shardmill.reading.records import NOTES, Conversation, Message, Place, ReadCounts, Reject
+from shardmill.reading.records import Conversation, Message, Place, ReadCounts, Reject
 from shardmill.reading.sources import dataset_digest, dataset_files
 
 __all__ = [
-    "NOTES",
     "BadRecords",
     "Conversation",
     "Message",

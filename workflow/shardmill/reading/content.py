@@ -19,7 +19,7 @@ _ROLE, _TEXT, _FIRST = itemgetter(0), itemgetter(1), itemgetter(0)
 
 
 def in_order(turns: Sequence[Turn], system: str | None, later_part: bool) -> tuple[list[Turn], Mapping[str, int]]:
-    """The turns of a whole conversation as they are delivered, and what was noted on the way (records.NOTES).
+    """The turns of a whole conversation as they are delivered, and what was noted on the way (wording.NOTES).
 
     - a system field stands before the turns, or joins a first system turn that says something else
     - blank system and user turns go; a conversation that had no other user turn is a reject

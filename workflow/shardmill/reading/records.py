@@ -66,46 +66,19 @@ class Reject:
 
 @dataclass
 class ReadCounts:
-    """Final when the reader is exhausted. records = conversations + joined + rejected + duplicates, always.
-
-    `limit` is applied behind the reader, which moves conversations to `beyond_limit` (`shardmill.reading` never does).
-    """
+    """Final when the reader is exhausted. records = conversations + joined + rejected + duplicates, always."""
 
     records: int = 0
     joined: int = 0  # parts that became one with the part before
     rejected: int = 0
     duplicates: int = 0
-    beyond_limit: int = 0
     conversations: int = 0
     rejects: Counter[str] = field(default_factory=Counter)  # by reason
     roles: Counter[str] = field(default_factory=Counter)  # turns by role as written, lower-cased
     turns: int = 0
-    notes: Counter[str] = field(default_factory=Counter)  # everything that was mended or stands out, see NOTES
+    notes: Counter[str] = field(default_factory=Counter)  # everything that was mended or stands out: wording.NOTES
 
     @property
     def balanced(self) -> bool:
-        parts = self.conversations + self.joined + self.rejected + self.duplicates + self.beyond_limit
+        parts = self.conversations + self.joined + self.rejected + self.duplicates
         return self.records == parts
-
-
-# Names in ReadCounts.notes. Of copies that dedupe made one, what is said is that of the first.
-NOTES = {
-    "lone_surrogates": "lone surrogates that became U+FFFD",
-    "nan_values": "NaN and Infinity that became null",
-    "gaps": "neighbouring parts of one id with turns missing between them, kept apart",
-    "mismatched_parts": "neighbouring parts of one id that overlap without repeating a turn, kept apart",
-    "ambiguous_parts": "parts that fit more than one other part, kept apart",
-    "overlaps_dropped": "turns that a later part repeated, dropped on rejoining",
-    "blank_user_turns": "user turns that are null, empty or blank, dropped",
-    "blank_assistant_turns": "assistant turns that are null, empty or blank",
-    "leading_assistant_turns": "assistant and tool turns before the first user turn, dropped",
-    "repeated_leading_turns": "of these: the repeated first turn of a part whose id says that it is not the first",
-    "consecutive_user": "conversations with two user turns in a row",
-    "consecutive_assistant": "conversations with two assistant turns in a row",
-    "ends_with_user": "conversations that end with a user turn",
-    "system_in_the_middle": "conversations with a system turn behind another turn",
-    "system_merged": "records whose system field joined their first system turn",
-    "several_turn_fields": "records with turns in more than one field: the first of the table was taken",
-    "stray_think_markers": "conversations with an answer that closes thinking it never opened, or the other way round",
-    "with_tools": "conversations with tool declarations, calls or results",
-}

@@ -4,12 +4,11 @@ Nothing here imports transformers or tokenizers before it is needed.
 """
 
 from shardmill.rendering.decode import Decoder
-from shardmill.rendering.embedded import EMBEDDED_NAME, EMBEDDED_TOKENIZER_SHA256, embedded_gguf
+from shardmill.rendering.embedded import EMBEDDED_TOKENIZER_SHA256, embedded_gguf
 from shardmill.rendering.files import find_tokenizer, tokenizer_digest, tokenizer_folder
 from shardmill.rendering.render import ChatMessage, Rendered, Renderer, RenderError
 
 __all__ = [
-    "EMBEDDED_NAME",
     "EMBEDDED_TOKENIZER_SHA256",
     "ChatMessage",
     "Decoder",

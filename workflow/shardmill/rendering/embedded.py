@@ -6,9 +6,6 @@ import importlib.util
 from pathlib import Path
 
 from shardmill.errors import ShardmillError
-from shardmill.settings import EMBEDDED_MODEL
-
-EMBEDDED_NAME = EMBEDDED_MODEL
 
 # The digest (files.tokenizer_digest) of the tokenizer that gguf.write_tokenizer makes of the pinned package, so that a
 # machine without the package can plan the same build.

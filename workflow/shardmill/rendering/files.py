@@ -37,21 +37,18 @@ _DECIDING_GLOBS = ("*.jinja", "additional_chat_templates/*.jinja", "*.tiktoken")
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 
 
-def tokenizer_folder(model: Model, *, download: bool) -> Path:
+def tokenizer_folder(model: Model) -> Path:
     """The folder with the model's tokenizer: made from the GGUF, local, or in huggingface_hub's cache.
 
-    download: fetch the tokenizer's files (no weights) of a hub id that is not in the cache. Raises ShardmillError when
-    the tokenizer is not at hand and can't be fetched.
+    Nothing is fetched. Raises ShardmillError, which says how to, when the tokenizer is not at hand.
     """
     if model.embedded and model.tokenizer is None:
         return embedded_tokenizer()
     name = model.tokenizer or model.name
     folder = find_tokenizer(name, model.revision)
-    if folder is not None:
-        return folder
-    if not download:
+    if folder is None:
         raise ShardmillError(not_here(name))
-    return _download(name, model.revision)
+    return folder
 
 
 def not_here(name: str) -> str:
@@ -145,16 +142,3 @@ def tokenizer_digest(folder: Path, digest_of: Callable[[Path], str] = sha256_fil
     if not names:
         raise ShardmillError(f"The folder {folder} holds no file of a tokenizer.")
     return sha256_json([[name, digest_of(folder / name)] for name in sorted(names)])
-
-
-def _download(name: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
-
-    try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=[*_DECIDING, *_DECIDING_GLOBS]))
-    except (HfHubHTTPError, RepositoryNotFoundError, LocalEntryNotFoundError, ValueError, OSError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ShardmillError(
-            f"The tokenizer of {name} could not be fetched ({first}): name a local folder in model.tokenizer."
-        ) from None

@@ -31,11 +31,11 @@ def write_card(build: BuildPaths, settings: Settings) -> None:
 
 
 def render_card(facts: dict[str, Any], report: dict[str, Any], settings: Settings) -> str:
-    header = yaml.safe_dump(_header(facts, report, settings), sort_keys=False, allow_unicode=True)
+    header = yaml.safe_dump(_header(report, settings), sort_keys=False, allow_unicode=True)
     return f"---\n{header}---\n\n{_body(facts, report, settings)}"
 
 
-def _header(facts: dict[str, Any], report: dict[str, Any], settings: Settings) -> dict[str, Any]:
+def _header(report: dict[str, Any], settings: Settings) -> dict[str, Any]:
     rows = report["ok"]
     configs = [
         {"config_name": "tokens", "default": True, "data_files": "tokens/shard-*.parquet"},

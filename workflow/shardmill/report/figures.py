@@ -170,7 +170,7 @@ def _over_time(
     for index, (name, values) in enumerate(sorted(series.items())):
         colour = COLOURS[index % len(COLOURS)]
         trace: dict[str, Any] = {
-            "name": short_server(name),
+            "name": name,
             "x": times,
             "y": values,
             "hovertemplate": f"{hover}<extra>%{{fullData.name}}</extra>",
@@ -192,11 +192,6 @@ def _over_time(
             "hovermode": "x unified",
         },
     }
-
-
-def short_server(url: str) -> str:
-    """Host and port, which is all that tells one server from another."""
-    return url.partition("://")[2].rstrip("/") or url
 
 
 def _time(seconds: float) -> str:

@@ -16,9 +16,9 @@ from shardmill.report import figures
 from shardmill.report.data import ReportData, read_data
 from shardmill.report.samples import decoder, read_samples
 from shardmill.settings import Settings
+from shardmill.wording import NOTES
 
 _ASSETS = Path(__file__).with_name("assets")
-_LENGTH_TITLES = {"prompt": "Prompts", "answer": "Answers", "thinking": "Thinking"}
 
 
 def write_report(build: BuildPaths, settings: Settings) -> None:
@@ -39,6 +39,7 @@ def write_report(build: BuildPaths, settings: Settings) -> None:
         checks=sorted(report["checks"], key=_check_order),
         cost=_cost(data, settings),
         reused=_reused(report),
+        notes=_notes(facts),
         badge=_badge(report),
         effort=_effort(report),
         samples=read_samples(build, there, decode) if decode is not None else None,
@@ -68,7 +69,6 @@ def _environment() -> Any:
         "value": format_value,
         "duration": _duration,
         "words": lambda name: str(name).replace("_", " "),
-        "server": figures.short_server,
     }
     return environment
 
@@ -105,6 +105,13 @@ def _reused(report: dict[str, Any]) -> dict[str, int]:
     """Rows by the build that they were taken from. The report may be of an earlier version, which has none."""
     reused: dict[str, int] = report.get("reused_from") or {}
     return reused
+
+
+def _notes(facts: dict[str, Any]) -> dict[str, int]:
+    """How often what was mended in records, or stands out in them."""
+    counts = facts.get("counts") or {}
+    noted = {**counts.get("notes", {}), "merged_users": counts.get("merged_users", 0)}
+    return {what: noted[name] for name, what in NOTES.items() if noted.get(name)}
 
 
 def _badge(report: dict[str, Any]) -> tuple[str, str]:

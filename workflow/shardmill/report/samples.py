@@ -45,7 +45,7 @@ def decoder(settings: Settings) -> Decode | None:
     from shardmill.rendering.files import tokenizer_folder
 
     try:
-        return Decoder(tokenizer_folder(settings.model, download=False)).decode
+        return Decoder(tokenizer_folder(settings.model)).decode
     except ShardmillError:
         return None
 
