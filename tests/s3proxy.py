@@ -91,8 +91,8 @@ def operation_of(method: str, key: str, query: dict[str, str]) -> str:
 
 
 @contextmanager
-def s3_proxy(upstream: str) -> Iterator[S3Proxy]:
-    """A proxy to the server at `upstream` on a free loopback port, stopped at the end."""
+def s3_proxy(upstream: str, port: int = 0) -> Iterator[S3Proxy]:
+    """A proxy to the server at `upstream` on a loopback port (0: a free one), stopped at the end."""
     target = urlsplit(upstream)
     proxy = S3Proxy("", [])
     lock = threading.Lock()
@@ -222,7 +222,7 @@ def s3_proxy(upstream: str) -> Iterator[S3Proxy]:
         def handle_error(self, request: object, client_address: object) -> None:
             """Clients that are killed, and our own resets, are what this is for."""
 
-    server = Server(("127.0.0.1", 0), Handler)
+    server = Server(("127.0.0.1", port), Handler)
     proxy.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()

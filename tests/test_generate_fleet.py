@@ -12,7 +12,7 @@ from typing import Any
 
 from fleetkit import hurried, results
 from genkit import completions, conversation_id, expected, make_settings, make_shard, random_prompt
-from shardmill.files import read_json, write_json
+from shardmill.files import read_json, write_json, write_text
 from shardmill.fleet import runlock
 from shardmill.generate.journal import read_records
 from shardmill.identity import build_identity
@@ -94,6 +94,22 @@ def test_jobs_share_the_fleet_and_survive_its_servers_deaths(results: Path) -> N
         assert len(asked) == sum(map(len, by_shard.values()))
         repeated = asked.total() - len(asked)
         assert repeated <= deaths * 6, f"{repeated} asked again after {deaths} deaths"
+
+
+def test_what_was_made_of_earlier_answers_goes_before_new_ones_come(results: Path) -> None:
+    """A stop between the two would leave old training rows beside new answers, to be published with them."""
+    with SimFleet(1, CONFIG) as servers:
+        settings = make_settings(servers.urls, generate={"concurrency": 6})
+        build, by_shard = shards(settings, results, 1, 5)
+        (shard,) = by_shard
+        for earlier in (build.tokens(shard), build.manifest(shard)):
+            write_text(earlier, "of other answers")
+        with runlock.acquire(build.lock, runlock.myself("test")):
+            finish(start(build, shard))
+        assert_right(build, settings, by_shard)
+        assert not build.tokens(shard).exists() and not build.manifest(shard).exists()
+        plan = make_plan(settings, build, Published)
+        assert plan.generate == () and plan.tokenize == plan.publish == (shard,)
 
 
 def test_all_servers_dead_it_waits_its_patience_out_and_the_next_run_goes_on(results: Path) -> None:

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from s3proxy import s3_proxy
 from s3servers import BUCKET, KEY, SECRET, Server, moto_server
 from shardmill.errors import ShardmillError, StoreError
 from shardmill.files import sha256_file, write_bytes, write_json
@@ -29,6 +30,7 @@ from shardmill.reuse.limits import Limits, still_right
 from shardmill.reuse.lookup import Find, open_lookup
 from shardmill.schemas import COMPLETIONS, PROMPTS, TOKENS, write_table
 from shardmill.settings import Settings, resolve
+from shardmill.store import patience
 from shardmill.store.listing import Published
 from shardmill.store.manifest import describe_shard
 from shardmill.store.publish import publish_files, publish_shard
@@ -442,6 +444,43 @@ def test_an_object_that_is_not_what_its_manifest_says_is_left_out(
     job = opened(stored, new_build(stored))
     assert [number for number in range(8) if job.take(number)] == [3, 7]
     assert all(f"of shard-0000{index}-of-00004" in caplog.text for index in range(3))
+
+
+def test_a_store_that_goes_away_meanwhile_costs_no_answer(
+    stored: Settings, server: Server, opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Left out, as a wrong object is, its rows would be paid for again."""
+    monkeypatch.setattr(patience._Process, "patience_s", 0.0)
+    send(stored, make_build(stored, "made-old", [row(stored, number) for number in range(8)], shards=4), 4)
+    with s3_proxy(server.url) as proxy:
+        through = of(Path(stored.results), s3={**vars_of(stored), "endpoint_url": proxy.url}, prompts={"shards": 4})
+        build = new_build(through)
+        for trouble in ("manifests/", "completions/"):
+            proxy.add("status", operation="GetObject", key=trouble, status=501, code="NotNow")
+            with pytest.raises(StoreError):
+                opened(through, build)
+            proxy.clear()
+        assert [number for number in range(8) if opened(through, build).take(number)] == [*range(8)]
+
+
+def test_another_build_that_may_not_be_read_is_left_out(
+    stored: Settings, server: Server, opened: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("made-old", "made-theirs"):
+        send(stored, make_build(stored, name, [row(stored, number) for number in range(4)], shards=4), 4)
+    with s3_proxy(server.url) as proxy:
+        through = of(Path(stored.results), s3={**vars_of(stored), "endpoint_url": proxy.url}, prompts={"shards": 4})
+        proxy.add("status", key="made-theirs/build.json", status=403, code="AccessDenied")
+        assert opened(through, new_build(through)).take(1) is not None
+    assert "Nothing is reused of the build made-theirs in the store" in caplog.text
+
+
+def test_shards_of_one_content_are_fetched_once(stored: Settings, opened: Any) -> None:
+    """Those without a row have the same bytes."""
+    send(stored, make_build(stored, "made-old", [row(stored, 1)], shards=4), 4)
+    build = new_build(stored)
+    assert opened(stored, build).take(1) is not None
+    assert fetched(build) == 2
 
 
 def test_a_store_that_cannot_be_listed_stops_the_job(stored: Settings, opened: Any) -> None:

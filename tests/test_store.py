@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from itertools import pairwise
@@ -17,7 +18,7 @@ from shardmill.errors import DataError, SettingsError, StoreError
 from shardmill.files import write_json
 from shardmill.order import places
 from shardmill.paths import BuildPaths, shard_names
-from shardmill.plan import make_plan
+from shardmill.plan import Plan, make_plan
 from shardmill.settings import Settings
 from shardmill.store import claims, transfer
 from shardmill.store.client import Store, check_access
@@ -182,6 +183,25 @@ def test_a_build_made_without_a_store_is_published_once_it_has_one(on_moto: Sett
     assert make_plan(offline, build, Published).publish == ()
     plan = make_plan(on_moto, build, lambda: published(on_moto, build))
     assert plan.publish == tuple(SHARDS) and plan.generate == plan.tokenize == ()
+
+
+def test_facts_that_neither_machine_nor_store_has_are_found_again(on_moto: Settings, tmp_path: Path) -> None:
+    """Made without a store, build.json lost, and then a bucket set: nothing restores what was never sent."""
+    build = make_build(tmp_path, shards=8)
+
+    def plan() -> Plan:
+        return make_plan(on_moto, build, lambda: published(on_moto, build))
+
+    facts = build.build_json.read_bytes()
+    build.build_json.unlink()
+    assert plan().facts
+    for shard in SHARDS:
+        publish_shard(on_moto, build, shard)
+    assert plan().facts and plan().publish == ()
+    build.build_json.write_bytes(facts)
+    publish_files(on_moto, build, [build.build_json])
+    build.build_json.unlink()
+    assert not plan().facts and plan().quality
 
 
 def test_a_manifest_with_a_damaged_file_does_not_match(on_moto: Settings, tmp_path: Path) -> None:
@@ -357,6 +377,18 @@ def test_a_killed_run_in_the_same_folder_has_its_claim_back(on_moto: Settings, t
     with first:
         first._renew(60)
         assert first.lost
+
+
+def test_a_copy_of_a_folder_is_another_owner(
+    on_moto: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where several nodes start from one snapshot: at another place, or at the same one on another machine."""
+    build = make_build(tmp_path / "a", made=0)
+    assert claims.claim(on_moto, build, FIRST) is not None
+    shutil.copytree(build.root, tmp_path / "b" / NAME)
+    assert claims.claim(on_moto, BuildPaths(tmp_path / "b" / NAME), FIRST) is None
+    monkeypatch.setattr("platform.node", lambda: "another-node")
+    assert claims.claim(on_moto, build, FIRST) is None
 
 
 def test_an_abandoned_claim_expires_by_the_stores_clock(moto: Server, on_moto: Settings, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from shardmill.files import write_json
 from shardmill.paths import BuildPaths, shard_names
 from shardmill.plan import make_plan
 from shardmill.settings import Settings
+from shardmill.store.client import Store
 from shardmill.store.listing import published
 from shardmill.store.manifest import root_key
 from shardmill.store.publish import publish_files, publish_shard
@@ -251,7 +252,7 @@ def test_inventory_shows_everything_and_deletes_only_what_is_named(
     client, prefix, root = moto.client(), settings.s3.prefix, root_key(settings.s3, NAME)
     left = f"{root}tokens/{FIRST}.0123456789abcdef.parquet"
     client.put_object(Bucket=BUCKET, Key=left, Body=b"l" * 1000)
-    for name in (f"{NAME}0", "old-9876543210"):  # a neighbour of the name, and an old build
+    for name in (f"{NAME}0", "old-9876543210"):  # a neighbour of the name, which is no build's, and an old build
         client.put_object(Bucket=BUCKET, Key=f"{prefix}/{name}/build.json", Body=b"{}")
         client.put_object(Bucket=BUCKET, Key=f"{prefix}/{name}/quality/report.json", Body=b"{}")
     client.put_object(Bucket=BUCKET, Key=f"{prefix}/notes.txt", Body=b"mine")
@@ -268,6 +269,11 @@ def test_inventory_shows_everything_and_deletes_only_what_is_named(
         pages = client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix)
         return {item["Key"] for page in pages for item in page.get("Contents", ())}
 
+    # Another program's: nothing of it is a left-over of ours.
+    client.put_object(Bucket=BUCKET, Key=f"{prefix}/webapp/build.json", Body=b"{}")
+    client.put_object(Bucket=BUCKET, Key=f"{prefix}/webapp/tokens/colors.json", Body=b"{}")
+    client.put_object(Bucket=BUCKET, Key=f"{root}tokens/notes.parquet", Body=b"mine")
+
     before = keys()
     shown = call("inventory", "--configfile", config).output
     for part in (NAME, "old-9876543210", "not a build", left, "--delete unnamed", "large.parquet", "a month"):
@@ -282,7 +288,6 @@ def test_inventory_shows_everything_and_deletes_only_what_is_named(
     assert told["usd_per_month"] == pytest.approx(told["bytes"] / 1e9 * 0.5)
     assert {item["build"]: item["published_shards"] for item in told["builds"]} == {
         NAME: 8,
-        f"{NAME}0": 0,
         "old-9876543210": 0,
         "new-0000000000": 0,
     }
@@ -303,6 +308,33 @@ def test_inventory_shows_everything_and_deletes_only_what_is_named(
     assert keys() == {key for key in before if not key.startswith(root)}
     call("inventory", "--delete", "old-9876543210", "--yes", "--configfile", config)
     assert f"{prefix}/{NAME}0/build.json" in keys() and f"{prefix}10/{NAME}/build.json" in keys()
+
+
+@pytest.mark.parametrize("operation", ["ListMultipartUploads", "ListParts"])
+def test_inventory_needs_no_right_to_look_into_uploads(
+    operation: str, build: BuildPaths, settings: Settings, tmp_path: Path
+) -> None:
+    key = f"{root_key(settings.s3, NAME)}tokens/large"
+    with s3_proxy(settings.s3.endpoint_url or "") as proxy:
+        store = Store(store_settings(proxy.url, prefix=settings.s3.prefix).s3)
+        upload = store.begin(key, "0" * 64)
+        proxy.add("status", operation=operation, status=403, code="AccessDenied")
+        config = configfile(store_settings(proxy.url, prefix=settings.s3.prefix), tmp_path)
+        shown = call("inventory", "--configfile", config).output
+        assert ("s3:ListBucketMultipartUploads" if operation == "ListMultipartUploads" else "size not told") in shown
+        store.abort(key, upload)
+        store.abort(key, upload)  # ended already, which is all that was wanted
+
+
+def test_inventory_leaves_out_an_upload_that_ends_meanwhile(
+    build: BuildPaths, settings: Settings, tmp_path: Path
+) -> None:
+    with s3_proxy(settings.s3.endpoint_url or "") as proxy:
+        store = Store(store_settings(proxy.url, prefix=settings.s3.prefix).s3)
+        store.begin(f"{root_key(settings.s3, NAME)}tokens/large", "0" * 64)
+        proxy.add("status", operation="ListParts", status=404, code="NoSuchUpload")
+        config = configfile(store_settings(proxy.url, prefix=settings.s3.prefix), tmp_path)
+        assert json.loads(call("inventory", "--json", "--configfile", config).output)["unfinished_uploads"] == []
 
 
 def test_inventory_takes_nothing_for_unnamed_where_a_manifest_cannot_be_read(

@@ -20,7 +20,7 @@ from s3servers import BUCKET, KEY, SECRET, Server, registry_server, store_settin
 from shardmill.errors import StoreError
 from shardmill.paths import BuildPaths, shard_names
 from shardmill.settings import Settings
-from shardmill.store import claims, transfer
+from shardmill.store import claims, patience, transfer
 from shardmill.store.client import Store, open_store
 from shardmill.store.listing import published
 from shardmill.store.manifest import root_key
@@ -45,6 +45,8 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         time.sleep(min(seconds, 0.01))
 
     monkeypatch.setattr("botocore.endpoint.time", SimpleNamespace(sleep=sleep))
+    # What comes after them is in test_store_patience.py.
+    monkeypatch.setattr(patience._Process, "patience_s", 0.0)
     return waits
 
 
@@ -371,6 +373,45 @@ def test_a_claim_that_cannot_be_renewed_for_a_while_is_kept(proxy: S3Proxy, sett
         time.sleep(3.5)
         assert claims.claim(settings, other, FIRST) is None
         assert not ours.lost
+
+
+def test_a_claim_whose_renewal_was_answered_to_nobody_is_kept(
+    proxy: S3Proxy, settings: Settings, tmp_path: Path
+) -> None:
+    """The write is done, its answer lost; sent again, it is refused over what it wrote itself."""
+    build, other = BuildPaths(tmp_path / "a" / NAME), BuildPaths(tmp_path / "b" / NAME)
+    ours = claims.claim(settings, build, FIRST, lease_s=2)
+    assert ours is not None
+    lost = proxy.add("lost", operation="PutObject", only_with_header="If-Match", times=2)
+    with ours:
+        time.sleep(3.5)
+        assert lost.hits >= 2 and not ours.lost and claims.claim(settings, other, FIRST) is None
+
+
+def test_a_claim_that_may_not_be_deleted_expires(
+    proxy: S3Proxy, settings: Settings, build: BuildPaths, tmp_path: Path
+) -> None:
+    """Without s3:DeleteObject: another machine has published the shard, and its claim is long over."""
+    publish_shard(settings, build, FIRST)
+    proxy.add("status", operation="DeleteObject", status=403, code="AccessDenied")
+    there = make_build(tmp_path / "there", made=0)
+    assert claims.claim_or_published(settings, there, FIRST) is None
+    restore_shard(settings, there, FIRST)
+    ours = claims.claim(settings, there, SHARDS[1])
+    assert ours is not None
+    with pytest.raises(KeyError), ours:
+        raise KeyError("the job failed")
+
+
+def test_an_upload_in_parts_whose_end_was_answered_to_nobody(
+    proxy: S3Proxy, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "PART_BYTES", 5 << 20)
+    proxy.add("lost", operation="CompleteMultipartUpload", times=1)
+    proxy.add("status", operation="CompleteMultipartUpload", skip=1, status=404, code="NoSuchUpload")
+    path = tmp_path / "large"
+    path.write_bytes(b"x" * (6 << 20))
+    transfer.upload_file(Store(settings.s3), "large", path, hashlib.sha256(path.read_bytes()).hexdigest())
 
 
 def test_a_store_without_conditional_writes_that_says_so(

@@ -11,12 +11,13 @@ from typing import Any
 import click
 
 from shardmill import halt
-from shardmill.errors import ShardError, ShardmillError, StoreError
+from shardmill.errors import BadObject, DamagedFile, Refused, ShardError, ShardmillError, StoreError
 from shardmill.files import read_json
 from shardmill.fleet import runlock
 from shardmill.lean import without
 from shardmill.paths import BuildPaths
 from shardmill.settings import Settings, frozen
+from shardmill.store.patience import be_patient
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,9 @@ def step(context: click.Context, root: Path, log: Path | None) -> None:
     without("pandas")
     if not build.settings.exists():
         raise ShardmillError(f"{build.settings} is missing: start this step by a run of snakemake, not by hand.")
-    context.obj = Job(build, frozen(build.settings), runlock.holder(build.lock))
+    settings = frozen(build.settings)
+    be_patient(settings.generate.patience_s)
+    context.obj = Job(build, settings, runlock.holder(build.lock))
 
 
 @step.command()
@@ -78,14 +81,16 @@ def generate(job: Job, shard: str) -> None:
     from shardmill.generate.space import Space
     from shardmill.reuse.lookup import open_lookup
     from shardmill.store.claims import claim_or_published
-    from shardmill.store.restore import restore_shard
 
     # Before the claim, so that another machine can take the shard meanwhile.
     Space(job.build.root, job.settings.generate.patience_s, Pace().space_s).wait()
     claim = claim_or_published(job.settings, job.build, shard)
     if claim is None:
-        restore_shard(job.settings, job.build, shard)
+        _restore(job, shard)
         return
+    # What was made of earlier answers must not stand beside these: after a stop it would be published with them.
+    for made in (job.build.manifest(shard), job.build.tokens(shard)):
+        made.unlink(missing_ok=True)
     with claim, open_lookup(job.settings, job.build, shard) as lookup:
         generate_shard(job.settings, job.build, shard, reusable=lookup)
 
@@ -122,9 +127,7 @@ def publish(job: Job, shard: str) -> None:
 def restore(job: Job, shard: str) -> None:
     """A finished shard from S3 to this machine."""
     without("numpy")
-    from shardmill.store.restore import restore_shard
-
-    restore_shard(job.settings, job.build, shard)
+    _restore(job, shard)
 
 
 @step.command("check-pilot")
@@ -155,6 +158,7 @@ def report(job: Job) -> None:
     """The report page, the catalog and the dataset card."""
     without("numpy")
     from shardmill.catalog import write_catalog
+    from shardmill.plan import Plan
     from shardmill.report import write_card, write_report
     from shardmill.store.publish import publish_files
 
@@ -164,7 +168,13 @@ def report(job: Job) -> None:
     write_card(build, job.settings)
     made = [build.build_json, build.quality_report, build.report_page, build.catalog, build.card]
     early = [path for path in (build.rejects, build.pilot_report) if path.exists()]
-    publish_files(job.settings, build, [*made, *early])
+    try:
+        publish_files(job.settings, build, [*made, *early])
+    except Refused as error:
+        if Plan.load(build.plan).publish:
+            raise
+        # A machine that only takes what others have made needs no right to write.
+        logging.getLogger(__name__).warning("The report stays on this machine. %s", error)
 
 
 @step.command()
@@ -180,6 +190,16 @@ def verdict(job: Job, report: Path) -> None:
         raise ShardmillError(
             f"The checks in {report} did not pass. Mend what they name, or go on knowingly with quality.override."
         )
+
+
+def _restore(job: Job, shard: str) -> None:
+    """A shard that is missing or wrong in the store is its own trouble, and the others go on."""
+    from shardmill.store.restore import restore_shard
+
+    try:
+        restore_shard(job.settings, job.build, shard)
+    except (BadObject, DamagedFile) as error:
+        raise ShardError(str(error)) from None
 
 
 def _publish_early(job: Job, paths: list[Path]) -> None:

@@ -57,3 +57,11 @@ class NoServers(ShardmillError):
 
 class StoreError(ShardmillError):
     """The object store could not be reached, refused, or holds something else than it should."""
+
+
+class Refused(StoreError):
+    """The credentials lack the right."""
+
+
+class BadObject(StoreError):
+    """The store answers, and an object is missing there, or is another one than its manifest says."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _SHARD = re.compile(r"shard-(\d{5,})-of-(\d{5,})")
+_BUILD = re.compile(r".+-[0-9a-f]{10}")
 
 
 def shard_name(index: int, count: int) -> str:
@@ -23,6 +24,11 @@ def shard_index(name: str) -> int:
     if match is None:
         raise ValueError(f"{name!r} is not a shard's name")
     return int(match.group(1))
+
+
+def is_build_name(name: str) -> bool:
+    """Whether a folder may be a build's: `<name>-<id>`, the id being 10 hex digits."""
+    return _BUILD.fullmatch(name) is not None
 
 
 @dataclass(frozen=True)

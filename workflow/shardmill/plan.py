@@ -6,7 +6,7 @@ file that is there and right is nobody's output in this run, and a rule matches 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence, Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,52 +62,84 @@ def make_plan(settings: Settings, build: BuildPaths, published: Callable[[], Pub
     look like an empty one.
     """
     shards = tuple(shard_names(settings.prompts.shards))
-    here = {kind: _present(build.root / kind) for kind in ("prompts", "completions", "tokens", "manifests")}
-    whole = {shard for shard in shards if _finished(build, shard, here)}
+    here = _Here.of(build, shards)
+    stored = published() if uses_store(settings.s3) else None
+    left = _left(build, shards, here, stored)
+    prompts = tuple(shard for shard in left.generate if shard not in here.prompts)
+    if prompts and not here.facts:
+        prompts = left.generate  # they are one job, and no shard can be answered before it ends
+    find_facts = not here.facts and not prompts and (bool(left.tokenize) or stored is None or not stored.has_facts())
+    pilot = shards[: settings.generate.pilot_shards]
+    key = checks_key(settings)
+    gated = not set(left.generate) <= set(pilot)
+    gate_open = build.gate_passed(key).exists() and set(left.generate).isdisjoint(pilot)
+    pilot_stored = stored is not None and not stored.shards.isdisjoint(pilot)
+    pilot_report = bool(pilot) and not build.pilot_report.exists() and not pilot_stored
+    last = (build.quality_passed(key), *build.last_files)
+    unfinished = bool(left.restore or left.publish)
+    return Plan(
+        shards=shards,
+        pilot=pilot,
+        prompts=prompts,
+        facts=find_facts,
+        restore=left.restore,
+        generate=left.generate,
+        tokenize=left.tokenize,
+        publish=left.publish,
+        gate=bool(pilot) and gated and not gate_open,
+        pilot_report=pilot_report,
+        quality=unfinished or not here.facts or pilot_report or not all(path.exists() for path in last),
+        checks_key=key,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Here:
+    """What lies on this machine: shards with a file of each kind, those that are whole, and whether facts are known."""
+
+    prompts: frozenset[str]
+    completions: frozenset[str]
+    tokens: frozenset[str]
+    whole: frozenset[str]
+    facts: bool
+
+    @classmethod
+    def of(cls, build: BuildPaths, shards: Sequence[str]) -> _Here:
+        prompts, completions, tokens, manifests = (
+            _present(build.root / kind) for kind in ("prompts", "completions", "tokens", "manifests")
+        )
+        made = [shard for shard in shards if shard in completions & tokens & manifests]
+        whole = frozenset(shard for shard in made if manifest_matches(build, shard))
+        return cls(prompts, completions, tokens, whole, _facts_known(build, prompts))
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """What is to be done with shards that are not finished: each is either restored or published."""
+
+    restore: tuple[str, ...]
+    generate: tuple[str, ...]
+    tokenize: tuple[str, ...]
+    publish: tuple[str, ...]
+
+
+def _left(build: BuildPaths, shards: Sequence[str], here: _Here, stored: Published | None) -> _Left:
+    whole, complete = here.whole, here.whole
     remote, taken_out = frozenset[str](), frozenset[str]()
-    complete = set[str](whole)
-    if uses_store(settings.s3):
-        stored = published()
+    if stored is not None:
         # A shard that is whole here is published where it is not in the store, as one that was made without a store,
         # or lost there. Where another one is there, the step that publishes takes that.
         remote, complete = stored.shards, whole & stored.shards - stored.otherwise_here
         taken_out = stored.taken_out & whole
         whole -= taken_out
     left = [shard for shard in shards if shard not in complete]
-    restore = [shard for shard in left if shard in remote and shard not in whole]
-    own = [shard for shard in left if shard not in remote or shard in whole]
+    restore = tuple(shard for shard in left if shard in remote and shard not in whole)
+    own = tuple(shard for shard in left if shard not in remote or shard in whole)
     _refuse_damage(build, own, here)
-    generate = [shard for shard in own if shard not in here["completions"] or shard in taken_out]
+    generate = tuple(shard for shard in own if shard not in here.completions or shard in taken_out)
     made_again = set(generate)
-    tokenize = [shard for shard in own if shard in made_again or shard not in here["tokens"]]
-    facts_lost = not _facts_known(build, here["prompts"])
-    prompts = [shard for shard in generate if shard not in here["prompts"]]
-    if prompts and facts_lost:
-        prompts = generate  # they are one job, and no shard can be answered before it ends
-    # A store has the facts of a build that is finished there.
-    find_facts = facts_lost and not prompts and (bool(tokenize) or not uses_store(settings.s3))
-    pilot = shards[: settings.generate.pilot_shards]
-    key = checks_key(settings)
-    gate_open = build.gate_passed(key).exists()
-    gated = [shard for shard in generate if shard not in pilot]
-    gate = bool(pilot) and bool(gated) and (not gate_open or not made_again.isdisjoint(pilot))
-    pilot_report = bool(pilot) and not build.pilot_report.exists() and remote.isdisjoint(pilot)
-    last = (build.quality_passed(key), *build.last_files)
-    quality = bool(left) or facts_lost or pilot_report or not all(path.exists() for path in last)
-    return Plan(
-        shards=shards,
-        pilot=pilot,
-        prompts=tuple(prompts),
-        facts=find_facts,
-        restore=tuple(restore),
-        generate=tuple(generate),
-        tokenize=tuple(tokenize),
-        publish=tuple(own),
-        gate=gate,
-        pilot_report=pilot_report,
-        quality=quality,
-        checks_key=key,
-    )
+    tokenize = tuple(shard for shard in own if shard in made_again or shard not in here.tokens)
+    return _Left(restore, generate, tokenize, publish=own)
 
 
 def checks_key(settings: Settings) -> str:
@@ -150,7 +182,7 @@ def _one_of(digits: str) -> str:
     return r"\d" if len(digits) == 10 else f"[{digits}]"
 
 
-def _facts_known(build: BuildPaths, prompts: set[str]) -> bool:
+def _facts_known(build: BuildPaths, prompts: Set[str]) -> bool:
     """Whether counts, model and rejects are here. Who deletes prompts/ as a whole does without the rejects."""
     if prompts and not build.rejects.exists():
         return False
@@ -158,25 +190,19 @@ def _facts_known(build: BuildPaths, prompts: set[str]) -> bool:
     return bool(facts.get("counts") and facts.get("model"))
 
 
-def _finished(build: BuildPaths, shard: str, here: dict[str, set[str]]) -> bool:
-    """Whether the shard lies here with a manifest that fits, in the store or not."""
-    if any(shard not in here[kind] for kind in ("completions", "tokens", "manifests")):
-        return False
-    return manifest_matches(build, shard)
-
-
-def _refuse_damage(build: BuildPaths, shards: list[str], here: dict[str, set[str]]) -> None:
+def _refuse_damage(build: BuildPaths, shards: Sequence[str], here: _Here) -> None:
     """A file that is there and cut off is neither finished nor missing, and no step can go on from it."""
-    ways = {
-        "completions": "`shardmill discard {shard} --build {root}` takes the shard out to be made again",
-        "tokens": "delete it, and the next run makes it again from the completions",
-    }
-    for kind, way in ways.items():
-        for shard in shards:
-            path = build.root / kind / f"{shard}.parquet"
-            if shard in here[kind] and not _ends_as_parquet(path):
-                way_out = way.format(shard=shard, root=build.root)
-                raise DataError(f"{path} is cut off or no Parquet file: {way_out}.")
+    for shard in shards:
+        if shard in here.completions:
+            way = f"`shardmill discard {shard} --build {build.root}` takes the shard out to be made again"
+            _refuse_cut_off(build.completions(shard), way)
+        if shard in here.tokens:
+            _refuse_cut_off(build.tokens(shard), "delete it, and the next run makes it again from the completions")
+
+
+def _refuse_cut_off(path: Path, way_out: str) -> None:
+    if not _ends_as_parquet(path):
+        raise DataError(f"{path} is cut off or no Parquet file: {way_out}.")
 
 
 def _ends_as_parquet(path: Path) -> bool:
@@ -188,11 +214,11 @@ def _ends_as_parquet(path: Path) -> bool:
         return stream.read() == b"PAR1"
 
 
-def _present(folder: Path) -> set[str]:
+def _present(folder: Path) -> frozenset[str]:
     try:
-        return {path.name.partition(".")[0] for path in folder.iterdir() if not path.name.startswith(".")}
+        return frozenset(path.name.partition(".")[0] for path in folder.iterdir() if not path.name.startswith("."))
     except FileNotFoundError:
-        return set()
+        return frozenset()
 
 
 def _sql(folder: Path) -> list[Path]:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from shardmill.errors import StoreError
+from shardmill.errors import BadObject
 from shardmill.files import read_json, sha256_json, write_json
 from shardmill.paths import BuildPaths
 from shardmill.plan import Plan
@@ -89,8 +89,8 @@ def index_key(limits: Limits, files: Sequence[OldFile]) -> str:
 def _brought_here(settings: Settings, build: BuildPaths, sources: list[Source]) -> list[OldFile]:
     """The sources' files on this machine; those in the store alone are downloaded, checked by content."""
     far = [source for source in sources if source.path is None]
-    fetched = dict(zip(far, _download(settings, build, far), strict=True)) if far else {}
-    here = [(source, source.path or fetched[source]) for source in sources]
+    fetched = _download(settings, build, far) if far else {}
+    here = [(source, source.path or fetched[source.entry.sha256]) for source in sources]
     return [old_file(source, path) for source, path in here if path is not None]
 
 
@@ -109,7 +109,11 @@ def _object(build: BuildPaths, source: Source) -> Path:
     return build.reuse / "objects" / f"{source.entry.sha256}.parquet"
 
 
-def _download(settings: Settings, build: BuildPaths, sources: list[Source]) -> list[Path | None]:
+def _download(settings: Settings, build: BuildPaths, sources: list[Source]) -> dict[str, Path | None]:
+    """The files by their sha256, None for one that is missing or wrong in the store.
+
+    Each content once: shards without a row have the same one. Raises StoreError when the store doesn't answer.
+    """
     from shardmill.store.client import Store
     from shardmill.store.transfer import download_file
 
@@ -124,13 +128,14 @@ def _download(settings: Settings, build: BuildPaths, sources: list[Source]) -> l
         assert entry.key is not None
         try:
             download_file(store, entry.key, path, entry.size, entry.sha256)
-        except StoreError as error:
+        except BadObject as error:
             _log.warning("Nothing is reused of %s of %s: %s", source.shard, source.build, error)
             return None
         return path
 
+    once = {source.entry.sha256: source for source in sources}
     with ThreadPoolExecutor(_THREADS) as pool:
-        return list(pool.map(fetch, sources))
+        return dict(zip(once, pool.map(fetch, once.values()), strict=True))
 
 
 def _run_of(build: BuildPaths) -> str:

@@ -1,8 +1,8 @@
 """Older builds that may have rows for this one: their finished shards beside it, and in the same bucket.
 
-A shard counts when it has a manifest that its file agrees with. What can't be read, or isn't ours, is left out with a
-warning, since all that it costs is to generate anew. A store that can't be listed is an error, as everywhere: to pay
-again for everything because of a network fault would be worse than to stop.
+A shard counts when it has a manifest that its file agrees with. What is missing or wrong, or isn't ours to read, is
+left out with a warning, since all that it costs is to generate anew. A store that doesn't answer is an error, as
+everywhere: to pay again for everything because of a network fault would be worse than to stop.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from shardmill.errors import DataError, StoreError
+from shardmill.errors import DataError, Refused
 from shardmill.paths import BuildPaths, shard_index
 from shardmill.reuse.limits import Limits, same_answers
 from shardmill.settings import Settings
@@ -100,7 +100,11 @@ def _stored(
             continue
         other = BuildPaths(build.root.parent / name)
         root = root_key(settings.s3, name)
-        found = store.get(f"{root}build.json")
+        try:
+            found = store.get(f"{root}build.json")
+        except Refused as error:
+            _log.warning("Nothing is reused of the build %s in the store: %s", name, error)
+            continue
         limits = None if found is None else _limits(found.body, identity, store.url(f"{root}build.json"))
         if limits is None:
             continue
@@ -123,7 +127,7 @@ def _stored_manifest(store: Store, settings: Settings, other: BuildPaths, shard:
 
     try:
         found = fetch_manifest(store, settings.s3, other, shard)
-    except (DataError, StoreError) as error:
+    except DataError as error:
         _log.warning("Nothing is reused of %s in the store's %s: %s", shard, other.name, error)
         return None
     return found[0] if found is not None else None

@@ -21,9 +21,11 @@ from uuid import uuid4
 import orjson
 
 from shardmill.errors import StoreError
+from shardmill.files import sha256_json
 from shardmill.paths import BuildPaths
 from shardmill.settings import S3, Settings
 from shardmill.store.manifest import root_key, uses_store
+from shardmill.store.patience import hurried
 
 if TYPE_CHECKING:
     from shardmill.store.answers import Content
@@ -71,24 +73,33 @@ class Claim:
             self._thread.join()
         if self._store is None or self.lost:
             return
+        if error is not None:
+            self.release()
+            return
         try:
-            if error is None:
+            with hurried():
                 self._renew(HANDOVER_S)
-            else:
-                self.release()
         except StoreError as fault:
             log.warning("The claim %s was not ended; it expires. %s", self._key, fault)
 
     def release(self) -> None:
-        """Gives the shard back, so that another machine needn't wait for the lease to end."""
-        if self._store is not None and self._is_ours(self._store.get(self._key)):
-            self._store.delete([self._key])
+        """Gives the shard back, so that another machine needn't wait for the lease to end. A claim that can't be
+        deleted, as without the right to, expires."""
+        if self._store is None:
+            return
+        try:
+            with hurried():
+                if self._is_ours(self._store.get(self._key)):
+                    self._store.delete([self._key])
+        except StoreError as fault:
+            log.warning("The claim %s was not given back; it expires. %s", self._key, fault)
 
     def _keep(self) -> None:
         lease = float(self._body["lease_s"])
         while not self._ended.wait(lease / 4) and not self.lost:
             try:
-                self._renew(lease)
+                with hurried():
+                    self._renew(lease)
             except StoreError as error:
                 log.warning("The claim %s could not be renewed, it is tried again. %s", self._key, error)
 
@@ -96,11 +107,11 @@ class Claim:
         assert self._store is not None
         found = self._store.get(self._key)
         body = {**self._body, "lease_s": lease_s, "renewed": self._body["renewed"] + 1}
-        if (
-            found is None
-            or not self._is_ours(found)
-            or not self._store.replace(self._key, orjson.dumps(body), found.etag)
-        ):
+        if found is not None and self._is_ours(found):
+            self._store.replace(self._key, orjson.dumps(body), found.etag)
+            # Where an answer is lost on its way, the write is repeated, and refused over what it wrote itself.
+            found = self._store.get(self._key)
+        if not self._is_ours(found):
             self.lost = True
             log.warning("The claim %s is lost to another machine: whoever publishes first wins.", self._key)
             return
@@ -198,7 +209,10 @@ def _parse(body: bytes) -> dict[str, Any]:
 
 
 def owner_of(build: BuildPaths) -> str:
-    """A random id of this folder, made when it is first asked for."""
+    """An id of this folder on this machine: over a random number, made when it is first asked for, and where it lies.
+
+    A copy of the folder, as in a snapshot that several nodes start from, has the number and is another owner.
+    """
     path = build.owner
     if not path.exists():
         mine = path.with_name(f".{path.name}.{uuid4().hex}")
@@ -208,4 +222,4 @@ def owner_of(build: BuildPaths) -> str:
             # A link appears whole, and only once: several jobs may come here at the same time.
             os.link(mine, path)
         mine.unlink()
-    return path.read_text()
+    return sha256_json([path.read_text(), platform.node(), str(build.root.resolve())])[:32]

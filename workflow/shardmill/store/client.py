@@ -20,10 +20,11 @@ from shardmill.errors import SettingsError
 from shardmill.settings import S3, Settings
 from shardmill.store.answers import Content, Head, Listed, Unfinished
 from shardmill.store.connection import connect
-from shardmill.store.faults import Target, code_of, is_absent, not_a_store, status_of, translate
+from shardmill.store.faults import Target, code_of, is_absent, is_ended, not_a_store, status_of, translate
 
 if TYPE_CHECKING:
     from botocore.response import StreamingBody
+    from mypy_boto3_s3.type_defs import CompletedPartTypeDef
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +140,10 @@ class Store:
                 yield from (entry["Prefix"] for entry in page.get("CommonPrefixes", ()))
 
     def unfinished(self, prefix: str) -> list[Unfinished] | None:
-        """Multipart uploads under `prefix` that were begun and not ended; None where the store doesn't list them."""
+        """Multipart uploads under `prefix` that were begun and not ended; None where it is not told.
+
+        Not all stores list them, and S3 asks for a right of its own (s3:ListBucketMultipartUploads).
+        """
         with self.asking("ListMultipartUploads", prefix):
             pages = self._client.get_paginator("list_multipart_uploads").paginate(Bucket=self.bucket, Prefix=prefix)
             try:
@@ -150,17 +154,22 @@ class Store:
                     if entry["Key"].startswith(prefix)
                 ]
             except boto.ClientError as error:
-                if code_of(error) in _NOT_KNOWN or status_of(error) in (405, 501):
+                if code_of(error) in _NOT_KNOWN or status_of(error) in (401, 403, 405, 501):
                     return None
                 raise
 
-    def size_of_parts(self, upload: Unfinished) -> int:
-        """Bytes that an unfinished upload holds."""
+    def size_of_parts(self, upload: Unfinished) -> int | None:
+        """Bytes that an unfinished upload holds; None where it has ended meanwhile."""
         with self.asking("ListParts", upload.key):
             pages = self._client.get_paginator("list_parts").paginate(
                 Bucket=self.bucket, Key=upload.key, UploadId=upload.upload_id
             )
-            return sum(part["Size"] for page in pages for part in page.get("Parts", ()))
+            try:
+                return sum(part["Size"] for page in pages for part in page.get("Parts", ()))
+            except boto.ClientError as error:
+                if is_ended(error):
+                    return None
+                raise
 
     def begin(self, key: str, sha256: str) -> str:
         """Begins a multipart upload; returns its id."""
@@ -182,17 +191,27 @@ class Store:
         return answer["ETag"]
 
     def complete(self, key: str, upload_id: str, etags: Sequence[str]) -> None:
-        with self.asking("CompleteMultipartUpload", key):
+        """Makes the parts an object. Whether it is there must be looked for: an answer that is lost on its way is asked
+        for again, and the store knows of no such upload then."""
+        parts: list[CompletedPartTypeDef] = [
+            {"ETag": etag, "PartNumber": number} for number, etag in enumerate(etags, 1)
+        ]
+        with self.asking("CompleteMultipartUpload", key), self._ended_is_well():
             self._client.complete_multipart_upload(
-                Bucket=self.bucket,
-                Key=key,
-                UploadId=upload_id,
-                MultipartUpload={"Parts": [{"ETag": etag, "PartNumber": n} for n, etag in enumerate(etags, 1)]},
+                Bucket=self.bucket, Key=key, UploadId=upload_id, MultipartUpload={"Parts": parts}
             )
 
     def abort(self, key: str, upload_id: str) -> None:
-        with self.asking("AbortMultipartUpload", key):
+        with self.asking("AbortMultipartUpload", key), self._ended_is_well():
             self._client.abort_multipart_upload(Bucket=self.bucket, Key=key, UploadId=upload_id)
+
+    @contextmanager
+    def _ended_is_well(self) -> Iterator[None]:
+        try:
+            yield
+        except boto.ClientError as error:
+            if not is_ended(error):
+                raise
 
     def delete(self, keys: Sequence[str]) -> None:
         """Deletes objects, in batches, or one by one where the store refuses DeleteObjects."""

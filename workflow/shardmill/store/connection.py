@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING
+import random
+import time
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import boto3
@@ -13,19 +15,27 @@ from botocore.config import Config
 
 from shardmill.errors import SettingsError
 from shardmill.settings import S3
-from shardmill.store.faults import Target, translate
+from shardmill.store.faults import Target, is_away, translate
+from shardmill.store.patience import patience_s
 
 if TYPE_CHECKING:
+    from botocore.model import OperationModel
     from mypy_boto3_s3 import S3Client
 
-# botocore waits up to 20 s before each of them: a store that says SlowDown for two minutes is waited for.
+# With waits from 0.05 s, doubled up to 20 s, as long as the client's allowance of retries lasts; see patience.py.
 _ATTEMPTS = 12
 # A person waits for a plan: an unreachable store is told of within seconds.
 _HASTY_ATTEMPTS = 4
+_LONGEST_WAIT_S = 20.0
+
+log = logging.getLogger(__name__)
 
 
 def connect(s3: S3, bucket: str, hasty: bool = False) -> S3Client:
-    """A client for `bucket`. `hasty`: one that gives up within seconds. Raises SettingsError, StoreError."""
+    """A client for `bucket`. `hasty`: one that gives up within seconds, and waits for no store that is away.
+
+    Raises SettingsError, StoreError.
+    """
     logging.getLogger("botocore").setLevel(logging.WARNING)
     endpoint = s3.endpoint_url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     if endpoint and (urlsplit(endpoint).hostname or "").startswith(f"{bucket}."):
@@ -50,6 +60,35 @@ def connect(s3: S3, bucket: str, hasty: bool = False) -> S3Client:
     target = Target("opening", bucket, "", urlsplit(endpoint).netloc if endpoint else "AWS", s3.region or "(default)")
     try:
         session = boto3.session.Session()
-        return session.client("s3", endpoint_url=s3.endpoint_url, region_name=s3.region, config=config)
+        client = session.client("s3", endpoint_url=s3.endpoint_url, region_name=s3.region, config=config)
     except (boto.BotoCoreError, ValueError) as error:
         raise translate(error, target) from None
+    if not hasty:
+        # botocore takes the first answer of all handlers, and its own come first: ours counts where they give up.
+        client.meta.events.register_last("needs-retry.s3", _wait_for_the_store)  # type: ignore[arg-type]
+    return client
+
+
+def _wait_for_the_store(
+    response: tuple[Any, dict[str, Any]] | None,
+    caught_exception: Exception | None,
+    request_dict: dict[str, Any],
+    operation: OperationModel,
+    **_: Any,
+) -> float | None:
+    """Seconds to wait before a request to a store that is away is sent again; None for any other answer."""
+    context = request_dict["context"]
+    now = time.monotonic()
+    until = context.setdefault("shardmill_began", now) + patience_s()
+    if not is_away(response[1] if response is not None else None, caught_exception) or now >= until:
+        return None
+    waits = context["shardmill_waits"] = context.get("shardmill_waits", 0) + 1
+    if waits == 1:
+        log.warning(
+            "The store at %s is away (%s); it is waited for, up to %.0f s.",
+            urlsplit(request_dict["url"]).netloc,
+            operation.name,
+            until - now,
+        )
+    wait: float = min(until - now, random.uniform(0.5, 1.0) * min(_LONGEST_WAIT_S, 2.0 ** (waits - 1)))
+    return wait

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
 
-from shardmill.errors import StoreError
+from shardmill.errors import Refused, StoreError
 
 # S3 refuses a request whose clock is further off than this.
 _SKEW_S = 15 * 60
@@ -33,6 +33,9 @@ _OTHER_REGION = {
     "IllegalLocationConstraintException",
 }
 _BUSY = {"SlowDown", "ServiceUnavailable", "Throttling", "ThrottlingException", "RequestLimitExceeded"}
+_FAILING = {429, 500, 502, 503, 504}
+# 403 for other reasons than that these credentials lack a right.
+_NOT_OUR_RIGHTS = {"RequestTimeTooSkewed", *_EXPIRED, *_BAD_KEYS}
 _ABSENT = {"NoSuchKey", "NotFound", "404"}
 
 OFFLINE_HINT = "or plan and build from local files alone with s3.offline: true"
@@ -63,13 +66,29 @@ def status_of(error: boto.ClientError) -> int:
     return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
+def is_ended(error: boto.ClientError) -> bool:
+    """The multipart upload is not there any more: it was completed or aborted."""
+    return code_of(error) == "NoSuchUpload"
+
+
 def is_absent(error: boto.ClientError) -> bool:
     """The key does not exist (and the bucket, as far as the answer says, does)."""
     return status_of(error) == 404 and code_of(error) in _ABSENT
 
 
+def is_away(answer: Mapping[str, Any] | None, error: Exception | None) -> bool:
+    """Whether the same request may be answered well a while later: the store can't be reached, fails, or is busy."""
+    if error is not None:
+        unmendable = (boto.SSLError, boto.ProxyConnectionError)
+        return isinstance(error, boto.HTTPClientError | boto.ConnectionError) and not isinstance(error, unmendable)
+    status = (answer or {}).get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    return status in _FAILING or (answer or {}).get("Error", {}).get("Code") in _BUSY
+
+
 def translate(error: Exception, target: Target) -> StoreError:
     """The StoreError of a botocore error; any other error is described by its type alone."""
+    if isinstance(error, boto.ClientError) and status_of(error) in (401, 403) and code_of(error) not in _NOT_OUR_RIGHTS:
+        return Refused(_sentence(error, target))
     return StoreError(_sentence(error, target))
 
 
@@ -144,7 +163,7 @@ def _answer(error: boto.ClientError, target: Target) -> str:
             f"The bucket {target.bucket} is in the region {region or '(not told)'}, but {target.host} was asked as "
             f"{target.region} ({said}): set s3.region{f' to {region}' if region else ' to the right one'}."
         )
-    if code == "NoSuchBucket" or (status == 404 and code not in _ABSENT):
+    if code == "NoSuchBucket":
         return f"There is no bucket {target.bucket} at {target.host} ({said}): create it, or mend s3.bucket."
     if status == 404 and target.operation.startswith("List"):
         # A bucket without objects is listed all the same; this was a page that is not there.
@@ -156,7 +175,7 @@ def _answer(error: boto.ClientError, target: Target) -> str:
             f"The store at {target.host} refuses {target.operation} of {target.url} ({said}): the credentials need "
             f"s3:ListBucket, s3:GetObject and s3:PutObject there, {OFFLINE_HINT}."
         )
-    if code in _BUSY or status in (429, 500, 502, 503, 504):
+    if code in _BUSY or status in _FAILING:
         attempts = error.response.get("ResponseMetadata", {}).get("RetryAttempts", 0)
         return (
             f"The store at {target.host} still answers {said} to {target.operation} of {target.url} after "

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from shardmill.errors import DataError, UsageError
+from shardmill.errors import DataError, Refused, UsageError
+from shardmill.paths import is_build_name
 from shardmill.settings import S3
 from shardmill.store.answers import Listed, Unfinished
 from shardmill.store.client import Store
-from shardmill.store.manifest import KINDS, Manifest
+from shardmill.store.manifest import KINDS, Manifest, is_object_name
 
 _THREADS = 16
 _GB = 1e9
@@ -48,7 +49,7 @@ class Left:
     """A multipart upload that was never ended, and the bytes that it holds."""
 
     upload: Unfinished
-    size: int
+    size: int | None  # None where these credentials may not list parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +59,12 @@ class Inventory:
     unnamed: tuple[Listed, ...]  # completions and tokens that no manifest names
     unreadable: tuple[str, ...]  # manifests that can't be read: nothing of their builds counts as unnamed
     uploads: tuple[Left, ...]
-    uploads_known: bool  # False where the store doesn't list unfinished uploads
+    uploads_known: bool  # False where unfinished uploads are not listed, or not to these credentials
 
     @property
     def size(self) -> int:
         """Bytes that are paid for."""
-        return sum(group.size for group in self.groups) + sum(left.size for left in self.uploads)
+        return sum(group.size for group in self.groups) + sum(left.size or 0 for left in self.uploads)
 
     def usd_per_month(self, usd_per_gb_month: float | None) -> float | None:
         return None if usd_per_gb_month is None else self.size / _GB * usd_per_gb_month
@@ -166,10 +167,12 @@ def as_json(inventory: Inventory, usd_per_gb_month: float | None) -> dict[str, A
 
 
 def _build_names(everything: Iterable[Listed], prefix: str) -> set[str]:
-    """Folders that hold a build.json, a run's progress, a manifest, or a shard's objects."""
+    """Folders with a build's name that hold a build.json, a run's progress, a manifest, or a shard's objects."""
     names = set()
     for listed in everything:
         parts = listed.key[len(prefix) :].split("/")
+        if not is_build_name(parts[0]):
+            continue
         if parts[1:] == ["build.json"] or (len(parts) == 3 and parts[1] == "progress"):
             names.add(parts[0])
         if len(parts) == 3 and parts[1] in (*KINDS, "manifests") and parts[2].startswith("shard-"):
@@ -197,11 +200,22 @@ def _named(store: Store, manifests: list[tuple[str, str, str]]) -> tuple[set[str
 
 def _is_unnamed(relative: str, key: str, named: set[str], builds: dict[str, list[str]], spoiled: set[str]) -> bool:
     build, _, rest = relative.partition("/")
-    return build in builds and build not in spoiled and rest.partition("/")[0] in KINDS and key not in named
+    kind, _, name = rest.partition("/")
+    ours = kind in KINDS and is_object_name(name)
+    return ours and build in builds and build not in spoiled and key not in named
 
 
 def _uploads(store: Store, prefix: str) -> tuple[tuple[Left, ...], bool]:
     found = store.unfinished(prefix)
     if found is None:
         return (), False
-    return tuple(Left(upload, store.size_of_parts(upload)) for upload in found), True
+    return tuple(left for upload in found if (left := _left(store, upload)) is not None), True
+
+
+def _left(store: Store, upload: Unfinished) -> Left | None:
+    """None for an upload that has ended since it was listed."""
+    try:
+        size = store.size_of_parts(upload)
+    except Refused:
+        return Left(upload, None)
+    return None if size is None else Left(upload, size)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import orjson
 
 from shardmill.paths import BuildPaths, shard_names
 from shardmill.settings import Settings
@@ -20,11 +22,15 @@ _AT_ONCE = 8
 @dataclass(frozen=True, slots=True)
 class Published:
     """Shards whose manifest is in the store, those of them for which another one is on this machine, and those that
-    were taken out (`discard`, `retry`) and not made again yet, so that a copy on this machine doesn't count."""
+    were taken out (`discard`, `retry`) and not made again yet, so that a copy on this machine doesn't count.
+
+    `has_facts` asks for the build's counts and model, which few plans need to know of: one request.
+    """
 
     shards: frozenset[str] = frozenset()
     otherwise_here: frozenset[str] = frozenset()
     taken_out: frozenset[str] = frozenset()
+    has_facts: Callable[[], bool] = field(default=lambda: True, compare=False)
 
 
 def published(settings: Settings, build: BuildPaths) -> Published:
@@ -44,7 +50,7 @@ def published(settings: Settings, build: BuildPaths) -> Published:
         same = pool.map(lambda shard: _is_here(store, listed[shard], build, shard), both)
         others = frozenset(shard for shard, is_same in zip(both, same, strict=True) if not is_same)
     taken_out = discarded_among(settings, build, gone) if gone else set()
-    return Published(frozenset(listed), others, frozenset(taken_out))
+    return Published(frozenset(listed), others, frozenset(taken_out), lambda: _has_facts(store, settings, build))
 
 
 def _manifests(store: Store, settings: Settings, build: BuildPaths) -> Iterator[tuple[str, Listed]]:
@@ -54,6 +60,17 @@ def _manifests(store: Store, settings: Settings, build: BuildPaths) -> Iterator[
         name = listed.key[len(prefix) :]
         if name.endswith(".json") and "/" not in name:
             yield name.removesuffix(".json"), listed
+
+
+def _has_facts(store: Store, settings: Settings, build: BuildPaths) -> bool:
+    found = store.get(f"{root_key(settings.s3, build.name)}build.json")
+    if found is None:
+        return False
+    try:
+        facts = orjson.loads(found.body)
+        return bool(facts["counts"] and facts["model"])
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return False
 
 
 def _is_here(store: Store, listed: Listed, build: BuildPaths, shard: str) -> bool:

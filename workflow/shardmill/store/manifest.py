@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -85,7 +86,13 @@ class Manifest:
         return manifest
 
 
+_OBJECT = re.compile(r"shard-\d{5,}-of-\d{5,}\.[0-9a-f]{16}\.parquet")
 _MEND = "a run where the shard lies whole publishes it again; else `shardmill discard` has it made again"
+
+
+def is_object_name(name: str) -> bool:
+    """Whether an object under a kind's folder can be one that describe_shard named."""
+    return _OBJECT.fullmatch(name) is not None
 
 
 def root_key(s3: S3, build: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from shardmill.errors import DataError, StoreError
+from shardmill.errors import BadObject, DataError
 from shardmill.facts import build_facts
 from shardmill.files import sha256_file, write_bytes, write_json
 from shardmill.paths import BuildPaths
@@ -29,14 +29,14 @@ def restore_shard(settings: Settings, build: BuildPaths, shard: str) -> None:
     """Downloads a published shard: its objects, each checked against the manifest's sha256, then the manifest.
 
     A file that is already there and right is kept. The shard's journal goes: nothing in it is needed any more.
-    Raises StoreError when the manifest or an object is missing or wrong.
+    Raises BadObject or DamagedFile when the manifest or an object is missing or wrong, StoreError for other faults.
     """
     from shardmill.store.client import open_store
 
     store = open_store(settings.s3)
     found = fetch_manifest(store, settings.s3, build, shard)
     if found is None:
-        raise StoreError(
+        raise BadObject(
             f"{store.url(manifest_key(settings.s3, build, shard))} is no longer at {store.host}: run again, and the "
             f"shard is planned anew."
         )
@@ -129,7 +129,7 @@ def _take_object(store: Store, build: BuildPaths, item: Entry) -> int:
 
     path = build.root / item.path
     if item.key is None:
-        raise StoreError(f"The manifest of {path.stem} names no object in {store.bucket}: publish the shard again.")
+        raise BadObject(f"The manifest of {path.stem} names no object in {store.bucket}: publish the shard again.")
     if path.exists() and path.stat().st_size == item.size and sha256_file(path) == item.sha256:
         return 0
     download_file(store, item.key, path, item.size, item.sha256)

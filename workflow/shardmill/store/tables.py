@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from shardmill.store.inventory import Inventory
+from shardmill.store.inventory import Inventory, Left
 from shardmill.wording import counted
 
 _SHOWN = 10
@@ -33,11 +33,14 @@ def inventory_lines(inventory: Inventory, usd_per_gb_month: float | None) -> Ite
         yield f"{unreadable} can't be read, so nothing of such a build counts as unnamed:"
         yield from _some(list(inventory.unreadable))
     if not inventory.uploads_known:
-        yield "This store doesn't list unfinished multipart uploads."
+        yield (
+            "Unfinished multipart uploads are not known: the store doesn't list them, or not to these credentials "
+            "(s3:ListBucketMultipartUploads)."
+        )
     if inventory.uploads:
         yield f"{counted(len(inventory.uploads), 'multipart upload')} not ended (--delete uploads):"
         yield from _some(
-            [f"{left.upload.key}  {size(left.size)}  {_age(left.upload.started)}" for left in inventory.uploads]
+            [f"{left.upload.key}  {_held(left)}  {_age(left.upload.started)}" for left in inventory.uploads]
         )
     usd = inventory.usd_per_month(usd_per_gb_month)
     price = f"${usd:,.2f} a month" if usd is not None else "set cost.usd_per_gb_month for its price"
@@ -60,6 +63,10 @@ def _age(moment: datetime) -> str:
         if seconds >= length:
             return f"{seconds / length:.0f} {unit}"
     return f"{max(seconds, 0):.0f} s"
+
+
+def _held(left: Left) -> str:
+    return "size not told" if left.size is None else size(left.size)
 
 
 def _some(lines: list[str]) -> Iterator[str]:

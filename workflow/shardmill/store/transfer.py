@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 
-from shardmill.errors import StoreError
+from shardmill.errors import BadObject, StoreError
 from shardmill.files import atomic_path
 from shardmill.store.answers import Head
 from shardmill.store.client import TORN, Store
@@ -25,6 +25,10 @@ _CHUNK = 1 << 20
 
 class _Wrong(Exception):
     """What was downloaded is not what it should be."""
+
+
+class _Torn(_Wrong):
+    """It broke off on its way."""
 
 
 def upload_file(store: Store, key: str, path: Path, sha256: str) -> None:
@@ -54,17 +58,17 @@ def download_file(store: Store, key: str, path: Path, size: int | None = None, s
     """Downloads an object to `path`, which appears whole, with the expected size and sha256, or not at all.
 
     Without `sha256` the digest in the object's metadata is expected. What is torn or wrong is tried again. Returns the
-    sha256. Raises StoreError when there is no such object, or when it stays torn or wrong.
+    sha256. Raises BadObject when there is no such object or it is wrong, StoreError when it stays torn.
     """
-    problem = ""
+    problem: _Wrong
     for attempt in range(1, _DOWNLOADS + 1):
         try:
             with store.asking("GetObject", key), atomic_path(path) as temporary:
                 return _fetch(store, key, temporary, size, sha256)
         except _Wrong as error:
-            problem = str(error)
+            problem = error
             log.warning("Download %d of %s went wrong: %s.", attempt, store.url(key), problem)
-    raise StoreError(
+    raise (StoreError if isinstance(problem, _Torn) else BadObject)(
         f"{store.url(key)} at {store.host} could not be downloaded whole in {_DOWNLOADS} attempts: {problem}. "
         f"`shardmill verify --deep` tells whether the store still holds what was published."
     )
@@ -97,7 +101,7 @@ def _stream(store: Store, key: str, write: Callable[[bytes], object]) -> tuple[i
     """Reads an object to its end: its size, its sha256, and the sha256 in its metadata."""
     opened = store.open(key)
     if opened is None:
-        raise StoreError(
+        raise BadObject(
             f"{store.url(key)} does not exist at {store.host}: `shardmill verify --repair` uploads it again where "
             f"the shard lies whole; else `shardmill discard` has it made again."
         )
@@ -109,11 +113,11 @@ def _stream(store: Store, key: str, write: Callable[[bytes], object]) -> tuple[i
             write(chunk)
             got += len(chunk)
     except TORN as error:
-        raise _Wrong(f"it broke off after {got} bytes ({type(error).__name__})") from None
+        raise _Torn(f"it broke off after {got} bytes ({type(error).__name__})") from None
     finally:
         body.close()
     if got != promised_size:
-        raise _Wrong(f"it has {got} bytes, {promised_size} were promised")
+        raise _Torn(f"it has {got} bytes, {promised_size} were promised")
     return got, digest.hexdigest(), promised_sha256
 
 
