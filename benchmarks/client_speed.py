@@ -27,10 +27,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 from shardmill.files import write_json  # noqa: E402
-from shardmill.fleet.runlock import acquire, myself  # noqa: E402
 from shardmill.generate import job as generate_job  # noqa: E402
 from shardmill.identity import prompt_id, sampling_identity  # noqa: E402
 from shardmill.paths import BuildPaths, shard_name  # noqa: E402
+from shardmill.runlock import acquire, myself  # noqa: E402
 from shardmill.schemas import PROMPTS, count_rows, write_table  # noqa: E402
 from shardmill.settings import Settings, resolve  # noqa: E402
 from simserver import SimFleet  # noqa: E402

@@ -16,10 +16,10 @@ from typing import Any
 import orjson
 import pytest
 
+from shardmill import runlock
 from shardmill.files import read_json
-from shardmill.fleet import runlock
-from shardmill.fleet.home import Home, fleets
 from shardmill.fleet.timing import VARIABLE
+from shardmill.home import Home, fleets
 from shardmill.paths import BuildPaths
 from shardmill.settings import Settings, resolve
 

@@ -17,13 +17,14 @@ import pytest
 
 from fleetjob import answered, send
 from fleetkit import build_of, fleet_pid, hurried, hurry, results, server_state, settings_of, state, until
+from shardmill import runlock
 from shardmill.engines import Fault
 from shardmill.engines.choose import new_session
 from shardmill.errors import NoServers, SetupFault, ShardmillError
 from shardmill.files import read_json, write_json
-from shardmill.fleet import command, runlock
+from shardmill.fleet import command
 from shardmill.fleet.client import Fleet
-from shardmill.fleet.home import Home
+from shardmill.home import Home
 from simserver import SimFleet
 
 __all__ = ["hurried", "results"]  # fixtures

@@ -12,11 +12,11 @@ import pytest
 from shardmill.engines.base import Fault, ServerInfo
 from shardmill.errors import SettingsError
 from shardmill.fleet.endpoints import endpoints, read_file
-from shardmill.fleet.home import Home, fleet_key
 from shardmill.fleet.patience import Patience
 from shardmill.fleet.record import Record
 from shardmill.fleet.site import Expectation, State
 from shardmill.fleet.timing import VARIABLE, timing
+from shardmill.home import Home, fleet_key
 from shardmill.settings import Settings, resolve
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from fleetkit import hurried, results
 from genkit import completions, conversation_id, expected, make_settings, make_shard, random_prompt
+from shardmill import runlock
 from shardmill.files import read_json, write_json, write_text
-from shardmill.fleet import runlock
-from shardmill.generate.journal import read_records
 from shardmill.identity import build_identity
+from shardmill.journal import read_records
 from shardmill.paths import BuildPaths, shard_name
 from shardmill.plan import make_plan
 from shardmill.settings import Settings

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmill.errors import ShardmillError
-from shardmill.generate.journal import open_journal, read_records
+from shardmill.journal import open_journal, read_records
 
 Records = list[dict[str, Any]]
 
@@ -106,7 +106,7 @@ def test_garbage_is_skipped_and_said(tmp_path: Path) -> None:
 def test_two_jobs_never_share_a_journal(tmp_path: Path) -> None:
     path = tmp_path / "shard.jsonl"
     hold = (
-        "import sys, time; from pathlib import Path; from shardmill.generate.journal import open_journal\n"
+        "import sys, time; from pathlib import Path; from shardmill.journal import open_journal\n"
         "with open_journal(Path(sys.argv[1])) as journal:\n"
         "    journal.append({'by': 'other'}); print('held', flush=True); time.sleep(60)"
     )

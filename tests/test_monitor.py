@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builds import Answer, MadeBuild, good, settings_of
-from shardmill.fleet.runlock import acquire
 from shardmill.paths import shard_name
+from shardmill.runlock import acquire
 from simserver import SimFleet
 from workspace import BIN, Workspace
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from builds import MadeBuild, good
 from shardmill.cli import cli
-from shardmill.generate.journal import open_journal
+from shardmill.journal import open_journal
 from shardmill.paths import BuildPaths, shard_names
 from shardmill.plan import pattern
 from shardmill.run import find_build

@@ -34,9 +34,9 @@ from shardmill.facts import build_facts
 from shardmill.files import read_json, write_json
 from shardmill.paths import BuildPaths
 from shardmill.quality.checks import load_checks, read_check
-from shardmill.quality.facts import prepare
 from shardmill.quality.repetition import register
 from shardmill.quality.run import check_build, check_pilot, check_shard
+from shardmill.quality.tables import prepare
 from shardmill.quality.verdict import render_verdict
 from shardmill.schemas import COMPLETIONS, TOKENS, read_rows, write_table
 from shardmill.settings import CHECKS, Settings

@@ -24,11 +24,10 @@ from s3servers import BUCKET, KEY, SECRET, moto_server, store_settings
 from shardmill.cli import cli
 from shardmill.errors import StoreError
 from shardmill.files import read_json, write_json
-from shardmill.fleet.runlock import acquire
-from shardmill.generate.journal import open_journal, read_records
-from shardmill.generate.rows import finished_rows
+from shardmill.journal import finished_rows, open_journal, read_records
 from shardmill.paths import BuildPaths, shard_name
 from shardmill.redo import discard_shard, find_failed, forget_failed
+from shardmill.runlock import acquire
 from shardmill.schemas import COMPLETIONS, read_notes, read_rows, write_table
 from shardmill.settings import Settings
 from shardmill.store import listing

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from shardmill.fleet import runlock
+from shardmill import runlock
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from shardmill.fleet import runlock
+from shardmill import runlock
 lock = runlock.acquire(Path(sys.argv[1]), runlock.myself("snakemake --cores 7"))
 print("held", flush=True)
 time.sleep(60)

@@ -18,7 +18,7 @@ import yaml
 from fleetkit import hurried, hurry, results
 from shardmill.fleet import show
 from shardmill.fleet.gpus import parse
-from shardmill.fleet.home import Home
+from shardmill.home import Home
 from shardmill.settings import load
 from simserver import SimFleet
 

@@ -48,11 +48,6 @@ def test_config_readme_is_made_from_the_schema() -> None:
     assert (REPO / "config" / "README.md").read_text() == config_docs.render(), "run `make docs`"
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "sharegpt.yaml", "qwen3.6-27b-b200.yaml"])
-def test_shipped_configs_are_valid(name: str) -> None:
-    assert settings.load(REPO / "config" / name).name
-
-
 @pytest.mark.parametrize(
     ("config", "words"),
     [
@@ -120,8 +115,12 @@ def test_launch_follows_from_the_endpoints() -> None:
 
 
 def test_another_model_does_not_inherit_the_embedded_tokenizer() -> None:
-    other = settings.resolve({"model": {"name": "m"}, "servers": {"engine": "sglang", "endpoints": ["http://a:1"]}})
-    assert other.model.tokenizer is None and not other.model.embedded
+    own = {"revision": "r1", "tokenizer": "here", "tokenizer_sha256": "a" * 64, "chat_template": "t.jinja"}
+    base = {"model": {"name": settings.EMBEDDED_MODEL, "context": 2048, **own}}
+    assert settings.layered(base, {"model": {"name": "m"}})["model"] == {"name": "m", "context": 2048}
+    assert settings.layered(base, {"model": {"thinking": True}})["model"] == {**base["model"], "thinking": True}
+    named = settings.layered(base, {"model": {"name": "m", "tokenizer": "there"}})
+    assert named["model"] == {"name": "m", "context": 2048, "tokenizer": "there"}
 
 
 def test_another_model_does_not_inherit_limits_made_for_the_embedded_one(tmp_path: Path) -> None:

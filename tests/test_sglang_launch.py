@@ -16,12 +16,12 @@ import pytest
 
 from fleetjob import answered, send
 from fleetkit import build_of, hurried, results, settings_of, state, until
+from shardmill import runlock
 from shardmill.engines import Fault
 from shardmill.engines.choose import new_session
 from shardmill.errors import NoServers, SetupFault
-from shardmill.fleet import runlock
 from shardmill.fleet.client import Fleet
-from shardmill.fleet.home import Home
+from shardmill.home import Home
 from shardmill.servers import model_cache
 from shardmill.servers.model_facts import ModelFacts, model_facts
 from shardmill.servers.sglang_flags import Known, Wish, environment, known_flags, server_args

@@ -24,12 +24,12 @@ from builds import START, Answer, MadeBuild, good, settings_of
 from shardmill.cli import cli
 from shardmill.files import read_json, write_json
 from shardmill.fleet import history
-from shardmill.fleet.home import Home, fleet_key
-from shardmill.fleet.runlock import acquire
-from shardmill.generate.journal import open_journal
+from shardmill.home import Home, fleet_key
+from shardmill.journal import open_journal
 from shardmill.paths import BuildPaths, shard_name
 from shardmill.plan import make_plan
 from shardmill.quality.run import check_build, check_pilot
+from shardmill.runlock import acquire
 from shardmill.schemas import COMPLETIONS, read_rows, write_table
 from shardmill.settings import Settings
 from shardmill.status import rows, trends

@@ -23,7 +23,7 @@ from shardmill.settings import Settings
 from shardmill.store import claims, transfer
 from shardmill.store.client import Store, check_access
 from shardmill.store.listing import Published, published
-from shardmill.store.manifest import Manifest, manifest_matches, read_manifest, root_key
+from shardmill.store.manifest import Manifest, manifest_matches, read_manifest
 from shardmill.store.publish import publish_files, publish_shard, unpublish_shard
 from shardmill.store.restore import restore_facts, restore_shard
 from shardmill.store.uploads import read_upload
@@ -67,7 +67,7 @@ def put_directly(key: str) -> None:
 
 
 def keys(server: Server, settings: Settings) -> list[str]:
-    found = server.client().list_objects_v2(Bucket=BUCKET, Prefix=root_key(settings.s3, NAME)).get("Contents", [])
+    found = server.client().list_objects_v2(Bucket=BUCKET, Prefix=settings.s3.root(NAME)).get("Contents", [])
     return [item["Key"] for item in found]
 
 
@@ -126,7 +126,7 @@ def test_two_machines_publish_at_the_same_moment(any_server: Server, settings: S
         thread.join()
     for build in builds:
         assert_manifest_is_right(build, FIRST)
-    stored = any_server.client().get_object(Bucket=BUCKET, Key=f"{root_key(settings.s3, NAME)}manifests/{FIRST}.json")
+    stored = any_server.client().get_object(Bucket=BUCKET, Key=f"{settings.s3.root(NAME)}manifests/{FIRST}.json")
     manifest = json.loads(stored["Body"].read())
     names = set(keys(any_server, settings))
     assert {item["key"] for item in manifest["objects"]} <= names
@@ -279,7 +279,7 @@ def test_a_plan_over_1828_shards_takes_two_requests_of_listing(on_moto: Settings
         missing = {names[3], names[1827]}
         for name in names:
             if name not in missing:
-                put_directly(f"{root_key(settings.s3, NAME)}manifests/{name}.json")
+                put_directly(f"{settings.s3.root(NAME)}manifests/{name}.json")
         plan = make_plan(settings, build, lambda: published(settings, build))
         assert set(plan.generate) == missing and len(plan.restore) == 1826
         assert proxy.requests == proxy.seen["ListObjectsV2"] == 2
@@ -296,7 +296,7 @@ def test_the_same_size_but_other_content_is_uploaded(any_server: Server, setting
     publish_files(settings, build, [build.pilot_report])
     write_json(build.pilot_report, {"passed": 2})
     publish_files(settings, build, [build.pilot_report])
-    key = f"{root_key(settings.s3, NAME)}quality/pilot.json"
+    key = f"{settings.s3.root(NAME)}quality/pilot.json"
     assert any_server.client().get_object(Bucket=BUCKET, Key=key)["Body"].read() == build.pilot_report.read_bytes()
 
 

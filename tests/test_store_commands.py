@@ -21,7 +21,6 @@ from shardmill.plan import make_plan
 from shardmill.settings import Settings
 from shardmill.store.client import Store
 from shardmill.store.listing import published
-from shardmill.store.manifest import root_key
 from shardmill.store.publish import publish_files, publish_shard
 from storebuilds import NAME, files_of, make_build
 
@@ -125,7 +124,7 @@ def test_a_file_that_is_no_parquet_is_listed_though_its_hash_is_right(build: Bui
 
 
 def test_damage_in_the_store_is_listed(build: BuildPaths, settings: Settings, moto: Server) -> None:
-    client, root = moto.client(), root_key(settings.s3, NAME)
+    client, root = moto.client(), settings.s3.root(NAME)
     by_kind = {
         shard: {item["kind"]: item for item in json.loads(build.manifest(shard).read_bytes())["objects"]}
         for shard in SHARDS
@@ -249,7 +248,7 @@ def test_pull_of_what_is_not_there(settings: Settings, build: BuildPaths, tmp_pa
 def test_inventory_shows_everything_and_deletes_only_what_is_named(
     build: BuildPaths, settings: Settings, moto: Server, tmp_path: Path
 ) -> None:
-    client, prefix, root = moto.client(), settings.s3.prefix, root_key(settings.s3, NAME)
+    client, prefix, root = moto.client(), settings.s3.prefix, settings.s3.root(NAME)
     left = f"{root}tokens/{FIRST}.0123456789abcdef.parquet"
     client.put_object(Bucket=BUCKET, Key=left, Body=b"l" * 1000)
     for name in (f"{NAME}0", "old-9876543210"):  # a neighbour of the name, which is no build's, and an old build
@@ -314,7 +313,7 @@ def test_inventory_shows_everything_and_deletes_only_what_is_named(
 def test_inventory_needs_no_right_to_look_into_uploads(
     operation: str, build: BuildPaths, settings: Settings, tmp_path: Path
 ) -> None:
-    key = f"{root_key(settings.s3, NAME)}tokens/large"
+    key = f"{settings.s3.root(NAME)}tokens/large"
     with s3_proxy(settings.s3.endpoint_url or "") as proxy:
         store = Store(store_settings(proxy.url, prefix=settings.s3.prefix).s3)
         upload = store.begin(key, "0" * 64)
@@ -331,7 +330,7 @@ def test_inventory_leaves_out_an_upload_that_ends_meanwhile(
 ) -> None:
     with s3_proxy(settings.s3.endpoint_url or "") as proxy:
         store = Store(store_settings(proxy.url, prefix=settings.s3.prefix).s3)
-        store.begin(f"{root_key(settings.s3, NAME)}tokens/large", "0" * 64)
+        store.begin(f"{settings.s3.root(NAME)}tokens/large", "0" * 64)
         proxy.add("status", operation="ListParts", status=404, code="NoSuchUpload")
         config = configfile(store_settings(proxy.url, prefix=settings.s3.prefix), tmp_path)
         assert json.loads(call("inventory", "--json", "--configfile", config).output)["unfinished_uploads"] == []
@@ -340,7 +339,7 @@ def test_inventory_leaves_out_an_upload_that_ends_meanwhile(
 def test_inventory_takes_nothing_for_unnamed_where_a_manifest_cannot_be_read(
     build: BuildPaths, settings: Settings, moto: Server, tmp_path: Path
 ) -> None:
-    moto.client().put_object(Bucket=BUCKET, Key=f"{root_key(settings.s3, NAME)}manifests/{FIRST}.json", Body=b"torn")
+    moto.client().put_object(Bucket=BUCKET, Key=f"{settings.s3.root(NAME)}manifests/{FIRST}.json", Body=b"torn")
     told = json.loads(call("inventory", "--json", "--configfile", configfile(settings, tmp_path)).output)
     assert told["unnamed"] == [] and len(told["unreadable_manifests"]) == 1
 

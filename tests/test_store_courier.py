@@ -15,7 +15,7 @@ from s3servers import BUCKET, Server, store_settings
 from shardmill import courier
 from shardmill.courier import Courier, start_courier
 from shardmill.files import write_json
-from shardmill.fleet.home import Home
+from shardmill.home import Home
 from shardmill.paths import BuildPaths
 from shardmill.settings import Settings
 from shardmill.status.elsewhere import machines_elsewhere

@@ -23,7 +23,6 @@ from shardmill.settings import Settings
 from shardmill.store import claims, patience, transfer
 from shardmill.store.client import Store, open_store
 from shardmill.store.listing import published
-from shardmill.store.manifest import root_key
 from shardmill.store.publish import publish_shard
 from shardmill.store.restore import restore_shard
 from storebuilds import NAME, assert_manifest_is_right, files_of, make_build
@@ -154,7 +153,7 @@ def test_an_answer_that_is_lost_after_the_manifest_was_made_is_no_lost_race(
     publish_shard(settings, build, FIRST)
     assert build.completions(FIRST).read_bytes() == before
     assert_manifest_is_right(build, FIRST)
-    listed = moto.client().list_objects_v2(Bucket=BUCKET, Prefix=root_key(settings.s3, NAME))["Contents"]
+    listed = moto.client().list_objects_v2(Bucket=BUCKET, Prefix=settings.s3.root(NAME))["Contents"]
     assert len(listed) == 3
 
 
@@ -289,7 +288,7 @@ def test_a_bucket_that_stays_in_another_region_is_told_with_both(
 def test_a_list_never_ends_early(proxy: S3Proxy, settings: Settings, build: BuildPaths, moto: Server) -> None:
     for number in range(25):
         moto.client().put_object(
-            Bucket=BUCKET, Key=f"{root_key(settings.s3, NAME)}manifests/shard-{number:05d}-of-00025.json", Body=b"{}"
+            Bucket=BUCKET, Key=f"{settings.s3.root(NAME)}manifests/shard-{number:05d}-of-00025.json", Body=b"{}"
         )
     proxy.page_size = 4
     proxy.add("status", operation="ListObjectsV2", skip=3, times=2)
@@ -459,7 +458,7 @@ def test_a_manifest_that_was_damaged_in_the_store_is_told(settings: Settings, bu
     from shardmill.errors import DataError
 
     publish_shard(settings, build, FIRST)
-    key = f"{root_key(settings.s3, NAME)}manifests/{FIRST}.json"
+    key = f"{settings.s3.root(NAME)}manifests/{FIRST}.json"
     content = json.loads(moto.client().get_object(Bucket=BUCKET, Key=key)["Body"].read())
     moto.client().put_object(Bucket=BUCKET, Key=key, Body=json.dumps(content).encode()[:-9])
     with pytest.raises(DataError, match="is not a manifest"):

@@ -24,7 +24,6 @@ from s3servers import BUCKET, Server, store_settings
 from shardmill.files import write_json
 from shardmill.paths import shard_names
 from shardmill.settings import Settings
-from shardmill.store.manifest import root_key
 from shardmill.store.publish import publish_shard
 from storebuilds import NAME, assert_manifest_is_right, files_of, make_build
 
@@ -77,7 +76,7 @@ def test_publish_killed_at_random_moments(proxy: S3Proxy, moto: Server, tmp_path
         here = make_build(tmp_path / str(kill), shards=3, seed=kill)
         contents = {shard: here.completions(shard).read_bytes() for shard in SHARDS}
         proxy.seen.clear()
-        root = root_key(settings.s3, NAME)
+        root = settings.s3.root(NAME)
         at_work += killed(start("publish", settings, here.root, *SHARDS), proxy, dice.uniform(0, 0.9))
         published = assert_store_is_right(moto.client(), root)
         for shard in SHARDS:
@@ -189,4 +188,4 @@ def test_two_machines_build_the_same_shards_and_agree(proxy: S3Proxy, moto: Serv
     for shard in SHARDS:
         assert files_of(builds[0], shard) == files_of(builds[1], shard)
         assert_manifest_is_right(builds[0], shard)
-    assert assert_store_is_right(moto.client(), root_key(settings.s3, NAME)) == 3
+    assert assert_store_is_right(moto.client(), settings.s3.root(NAME)) == 3

@@ -51,7 +51,7 @@ def _findings(settings: Settings, base: Path) -> Iterator[Finding]:
     yield _attempt("inputs", lambda: _inputs(settings, base))
     yield _disk(base / settings.results)
     yield from _servers(settings)
-    if settings.s3.bucket is not None and not settings.s3.offline:
+    if settings.s3.used:
         yield _attempt("store", lambda: _store(settings))
 
 

@@ -13,7 +13,7 @@ import orjson
 from shardmill.cli_common import build_options, target
 from shardmill.estimate import Estimate, Known, estimate
 from shardmill.facts import build_facts
-from shardmill.generate.rows import finished_rows
+from shardmill.journal import finished_rows
 from shardmill.paths import BuildPaths
 from shardmill.run import Run, plan_run
 from shardmill.schemas import count_rows

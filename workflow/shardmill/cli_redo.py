@@ -11,10 +11,10 @@ import click
 
 from shardmill.cli_common import Target, build_options, target
 from shardmill.errors import UsageError
-from shardmill.fleet.runlock import acquire
 from shardmill.generate.reasons import MEANING, FailReason
 from shardmill.paths import shard_names
-from shardmill.store.manifest import refuse_renamed, root_key, uses_store
+from shardmill.runlock import acquire
+from shardmill.store.manifest import refuse_renamed
 from shardmill.wording import counted
 
 _NEXT = "`snakemake` makes it again"
@@ -80,7 +80,7 @@ def discard(shards: tuple[str, ...], yes: bool, root: Path | None, configfiles: 
         for shard in dict.fromkeys(shards):
             gone = discard_shard(subject.settings, subject.build, shard)
             what = f"{', '.join(gone)} {'is' if len(gone) == 1 else 'are'} gone" if gone else "nothing of it was here"
-            store = " It is not in the store any more." if uses_store(subject.settings.s3) else ""
+            store = " It is not in the store any more." if subject.settings.s3.used else ""
             click.echo(f"{shard}: {what}.{store} {_NEXT}.")
     if subject.settings.s3.bucket is not None and subject.settings.s3.offline:
         click.echo("s3.offline is set: what is in the store has stayed, and a run without it restores it.", err=True)
@@ -98,8 +98,8 @@ def _known(name: str, names: Sequence[str], what: str) -> None:
 def _ask(subject: Target, what: str) -> None:
     """Only where something is deleted that other machines see."""
     s3 = subject.settings.s3
-    if uses_store(s3):
-        place = f"s3://{s3.bucket}/{root_key(s3, subject.build.name)}"
+    if s3.used:
+        place = f"s3://{s3.bucket}/{s3.root(subject.build.name)}"
         click.confirm(f"Take {what} out of {place}?", abort=True, err=True)
 
 

@@ -10,10 +10,9 @@ from typing import Any
 
 import click
 
-from shardmill import halt
+from shardmill import halt, runlock
 from shardmill.errors import BadObject, DamagedFile, Refused, ShardError, ShardmillError, StoreError
 from shardmill.files import read_json
-from shardmill.fleet import runlock
 from shardmill.lean import without
 from shardmill.paths import BuildPaths
 from shardmill.settings import Settings, frozen

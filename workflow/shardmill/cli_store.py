@@ -67,7 +67,7 @@ def verify(deep: bool, as_json: bool, repair: bool, root: Path | None, configfil
 
 def _repair(subject: Target, found: Verified) -> bool:
     """Whether anything was uploaded again."""
-    from shardmill.fleet.runlock import acquire
+    from shardmill.runlock import acquire
     from shardmill.store.repair import to_upload_again, upload_again
 
     shards = to_upload_again(found)
@@ -171,7 +171,7 @@ def pull(name: str, configfiles: tuple[Path, ...], results: Path | None) -> None
 
     Exit code 0: the whole build is here. 1: a part of it; the last line says what.
     """
-    from shardmill.fleet.runlock import acquire
+    from shardmill.runlock import acquire
     from shardmill.store.pull import find_build, pull_build
 
     if "/" in name or name in ("", ".", "..", "latest"):

@@ -23,13 +23,12 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from shardmill.errors import ShardmillError
-from shardmill.fleet.home import Home
+from shardmill.home import Home
 from shardmill.paths import BuildPaths
 from shardmill.settings import Settings
 from shardmill.status.elsewhere import look_elsewhere
 from shardmill.status.shards import Here, ManifestCache, Stage, look
 from shardmill.store.claims import owner_of
-from shardmill.store.manifest import root_key, uses_store
 
 if TYPE_CHECKING:
     from shardmill.store.client import Store
@@ -59,7 +58,7 @@ class Courier:
         self._build = build
         self._every_s = every_s
         self._machine = f"{platform.node()}-{owner_of(build)[:8]}"
-        self._root = root_key(settings.s3, build.name)
+        self._root = settings.s3.root(build.name)
         self._sent: dict[str, Stamp] = {}
         self._before = _time_of(build.couriered)
         self._began = time.time()
@@ -145,7 +144,7 @@ class Courier:
 
 def start_courier(settings: Settings, build: BuildPaths) -> Courier | None:
     """None without a bucket."""
-    if not uses_store(settings.s3):
+    if not settings.s3.used:
         return None
     courier = Courier(settings, build)
     courier.start()

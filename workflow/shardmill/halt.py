@@ -13,8 +13,8 @@ import threading
 import time
 from typing import Any
 
+from shardmill import runlock
 from shardmill.files import read_json, write_json
-from shardmill.fleet import runlock
 from shardmill.paths import BuildPaths
 
 _LOOK_S = 1.0

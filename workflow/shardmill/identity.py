@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -13,6 +14,9 @@ from shardmill.settings import Settings
 
 # Raised when the same dataset under the same settings would be read or rendered to other prompts than before.
 FORMAT = 1
+
+
+_SUFFIX = re.compile(r"(.+)_(0|[1-9]\d{0,8})", re.DOTALL)
 
 
 def build_identity(
@@ -81,3 +85,9 @@ def _sampling(settings: Settings) -> dict[str, Any]:
     sampling = asdict(settings.sampling)
     sampling["stop_token_ids"] = sorted(sampling["stop_token_ids"])
     return {key: float(value) if key in ("temperature", "top_p", "min_p") else value for key, value in sampling.items()}
+
+
+def split_id(source_id: str | None) -> tuple[str, int] | None:
+    """The id without its part suffix, and the suffix; None where it has none."""
+    match = _SUFFIX.fullmatch(source_id) if source_id else None
+    return (match[1], int(match[2])) if match else None

@@ -14,13 +14,12 @@ from pathlib import Path
 
 from shardmill.paths import BuildPaths, shard_names
 from shardmill.settings import Settings
-from shardmill.store.manifest import uses_store
 
 
 def places(settings: Settings, build: BuildPaths) -> dict[str, int]:
     """The place of every shard in this machine's order, from 0."""
     names = shard_names(settings.prompts.shards)
-    if uses_store(settings.s3):
+    if settings.s3.used:
         names = _shuffled(tuple(names), _machine(build.root))
     return {shard: place for place, shard in enumerate(names)}
 

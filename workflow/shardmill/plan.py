@@ -16,7 +16,7 @@ from shardmill.facts import build_facts
 from shardmill.files import read_json, sha256_json, write_json
 from shardmill.paths import BuildPaths, shard_names
 from shardmill.settings import CHECKS, Settings
-from shardmill.store.manifest import manifest_matches, uses_store
+from shardmill.store.manifest import manifest_matches
 
 if TYPE_CHECKING:
     from shardmill.store.listing import Published
@@ -63,7 +63,7 @@ def make_plan(settings: Settings, build: BuildPaths, published: Callable[[], Pub
     """
     shards = tuple(shard_names(settings.prompts.shards))
     here = _Here.of(build, shards)
-    stored = published() if uses_store(settings.s3) else None
+    stored = published() if settings.s3.used else None
     left = _left(build, shards, here, stored)
     prompts = tuple(shard for shard in left.generate if shard not in here.prompts)
     if prompts and not here.facts:

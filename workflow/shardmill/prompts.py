@@ -45,7 +45,7 @@ class RenderTask:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Ready:
     """A conversation ready to be asked: the messages of each turn, and the first turn's prompt."""
 
     turns: list[list[Chat]]
@@ -54,7 +54,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Unasked:
+class Unfit:
     reason: RejectReason
     detail: str
 
@@ -85,12 +85,12 @@ def make_prompts(settings: Settings, build: BuildPaths, shards: Sequence[str], w
         rejects: list[Reject] = []
         counts = _Counts(settings)
         wanted = {shard_names(settings.prompts.shards).index(shard) for shard in shards}
-        for conversation, asked in _asked(reader, task, renderer, rejects, workers):
+        for conversation, ready in _rendered(reader, task, renderer, rejects, workers):
             if counts.full:
                 counts.beyond_limit += 1
                 continue
-            verdict = _room(asked, settings)
-            if isinstance(verdict, Unasked):
+            verdict = _room(ready, settings)
+            if isinstance(verdict, Unfit):
                 rejects.append(_reject(conversation, verdict))
                 continue
             index = shard_of(conversation.conversation_id, settings.prompts.shards)
@@ -128,10 +128,10 @@ class _Counts:
     def full(self) -> bool:
         return self._limit is not None and self.conversations >= self._limit
 
-    def add(self, index: int, asked: Asked) -> None:
+    def add(self, index: int, ready: Ready) -> None:
         self.conversations += 1
-        self.merged_users += asked.merged_users
-        self._by_shard[index] += len(asked.turns)
+        self.merged_users += ready.merged_users
+        self._by_shard[index] += len(ready.turns)
 
     def summary(self, reader: Reader, rejects: Sequence[Reject]) -> dict[str, Any]:
         names = shard_names(self._shards)
@@ -152,9 +152,9 @@ class _Counts:
         }
 
 
-def _asked(
+def _rendered(
     reader: Reader, task: RenderTask, renderer: Renderer, rejects: list[Reject], workers: int
-) -> Iterator[tuple[Conversation, Asked | Unasked]]:
+) -> Iterator[tuple[Conversation, Ready | Unfit]]:
     """Conversations in file order with what rendering made of them; what the reader rejects goes to `rejects`."""
 
     def conversations() -> Iterator[Conversation]:
@@ -164,20 +164,20 @@ def _asked(
             else:
                 yield item
 
-    yield from ordered_map(_Asker(task, renderer), conversations(), min(workers, os.cpu_count() or 1))
+    yield from ordered_map(_RenderFirstTurn(task, renderer), conversations(), min(workers, os.cpu_count() or 1))
 
 
-class _Asker:
+class _RenderFirstTurn:
     """Renders a conversation's first turn. Sent to workers as its task alone; each worker loads the tokenizer once."""
 
     def __init__(self, task: RenderTask, renderer: Renderer | None = None) -> None:
         self._task = task
         self._renderer = renderer
 
-    def __reduce__(self) -> tuple[type[_Asker], tuple[RenderTask]]:
-        return _Asker, (self._task,)
+    def __reduce__(self) -> tuple[type[_RenderFirstTurn], tuple[RenderTask]]:
+        return _RenderFirstTurn, (self._task,)
 
-    def __call__(self, conversation: Conversation) -> Asked | Unasked:
+    def __call__(self, conversation: Conversation) -> Ready | Unfit:
         task = self._task
         if self._renderer is None:
             self._renderer = Renderer(task.folder, task.chat_template, task.thinking)
@@ -186,37 +186,37 @@ class _Asker:
             rendered: Rendered = self._renderer.render(turns[0], conversation.tools)
         except NoPrompt as error:
             reason, detail = error.args
-            return Unasked(RejectReason(reason), detail)
+            return Unfit(RejectReason(reason), detail)
         except RenderError as error:
-            return Unasked(RejectReason(error.reason), error.detail)
-        return Asked(turns, rendered.ids, rendered.merged_users)
+            return Unfit(RejectReason(error.reason), error.detail)
+        return Ready(turns, rendered.ids, rendered.merged_users)
 
 
-def _room(asked: Asked | Unasked, settings: Settings) -> Asked | Unasked:
-    if isinstance(asked, Unasked):
-        return asked
-    length, most, context = len(asked.ids), settings.prompts.max_prompt_tokens, settings.model.context
+def _room(ready: Ready | Unfit, settings: Settings) -> Ready | Unfit:
+    if isinstance(ready, Unfit):
+        return ready
+    length, most, context = len(ready.ids), settings.prompts.max_prompt_tokens, settings.model.context
     if length > most:
-        return Unasked(RejectReason.PROMPT_TOO_LONG, f"{length} tokens, over prompts.max_prompt_tokens ({most})")
+        return Unfit(RejectReason.PROMPT_TOO_LONG, f"{length} tokens, over prompts.max_prompt_tokens ({most})")
     if length >= context:
-        return Unasked(RejectReason.NO_ROOM, f"{length} tokens leave no room in model.context ({context})")
-    return asked
+        return Unfit(RejectReason.NO_ROOM, f"{length} tokens leave no room in model.context ({context})")
+    return ready
 
 
-def _rows(conversation: Conversation, asked: Asked, settings: Settings, sampling: bytes) -> list[dict[str, Any]]:
+def _rows(conversation: Conversation, ready: Ready, settings: Settings, sampling: bytes) -> list[dict[str, Any]]:
     """A row a turn; what a later turn asks is known, its ids are not before the answers that precede it."""
     rows: list[dict[str, Any]] = []
-    for turn, messages in enumerate(asked.turns):
+    for turn, messages in enumerate(ready.turns):
         first = turn == 0
         rows.append(
             {
-                "prompt_id": prompt_id(asked.ids, sampling) if first else None,
+                "prompt_id": prompt_id(ready.ids, sampling) if first else None,
                 "conversation_id": conversation.conversation_id,
                 "source_id": conversation.source_id,
                 "turn": turn,
-                "prompt_ids": asked.ids if first else None,
-                "prompt_tokens": len(asked.ids) if first else None,
-                "max_new_tokens": room(len(asked.ids), settings) if first else None,
+                "prompt_ids": ready.ids if first else None,
+                "prompt_tokens": len(ready.ids) if first else None,
+                "max_new_tokens": room(len(ready.ids), settings) if first else None,
                 "messages": orjson.dumps(messages).decode(),
                 "tools": conversation.tools,
             }
@@ -229,9 +229,9 @@ def room(prompt_tokens: int, settings: Settings) -> int:
     return min(settings.sampling.max_new_tokens, settings.model.context - prompt_tokens)
 
 
-def _reject(conversation: Conversation, unasked: Unasked) -> Reject:
+def _reject(conversation: Conversation, unfit: Unfit) -> Reject:
     excerpt = next((message.content for message in conversation.messages if message.role == "user"), "")
-    return Reject(conversation.place, conversation.source_id, unasked.reason, unasked.detail, excerpt[:200])
+    return Reject(conversation.place, conversation.source_id, unfit.reason, unfit.detail, excerpt[:200])
 
 
 def _in_order(rejects: Sequence[Reject]) -> list[Reject]:

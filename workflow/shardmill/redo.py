@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 
 from shardmill.effort import read_efforts
 from shardmill.files import atomic_path, read_json, write_json
-from shardmill.generate.journal import open_journal, read_records
 from shardmill.generate.prompts import Key
-from shardmill.generate.rows import effort_record, finished_rows, record_key, record_of
+from shardmill.generate.rows import effort_record, record_key, record_of
+from shardmill.journal import finished_rows, open_journal, read_records
 from shardmill.paths import BuildPaths, shard_names
 from shardmill.schemas import read_rows
 from shardmill.settings import Settings

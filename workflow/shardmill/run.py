@@ -22,11 +22,11 @@ from shardmill.digests import UNKNOWN, InputDigests, input_digests
 from shardmill.errors import DataError, ShardmillError
 from shardmill.facts import build_facts
 from shardmill.files import write_json
-from shardmill.fleet.runlock import RunLock, acquire, myself
 from shardmill.identity import build_id, build_identity
 from shardmill.order import places
 from shardmill.paths import BuildPaths
 from shardmill.plan import Plan, make_plan
+from shardmill.runlock import RunLock, acquire, myself
 from shardmill.settings import Settings, layered, resolve
 
 if TYPE_CHECKING:

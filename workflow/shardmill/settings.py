@@ -105,6 +105,15 @@ class S3:
     addressing_style: str
     offline: bool
 
+    @property
+    def used(self) -> bool:
+        """Whether finished shards go to a store, and are looked for there."""
+        return self.bucket is not None and not self.offline
+
+    def root(self, build: str) -> str:
+        """The key prefix that every object of a build has, with its trailing slash. `build`: its folder's name."""
+        return f"{self.prefix}/{build}/" if self.prefix else f"{build}/"
+
 
 @dataclass(frozen=True, slots=True)
 class Cost:

@@ -11,6 +11,7 @@ from typing import Literal
 
 from shardmill.errors import UsageError
 from shardmill.export.source import Row
+from shardmill.identity import split_id
 
 REST = "train"
 Ids = Literal["stem", "whole"]
@@ -46,8 +47,6 @@ class Splits:
         return REST
 
     def _conversation(self, source_id: str) -> str:
-        from shardmill.reading.rejoin import split_id
-
         parts = split_id(source_id) if self.ids == "stem" else None
         return parts[0] if parts is not None else source_id
 

@@ -6,11 +6,11 @@ import asyncio
 import sys
 from pathlib import Path
 
+from shardmill import runlock
 from shardmill.errors import ShardmillError
-from shardmill.fleet import runlock
-from shardmill.fleet.home import Home
 from shardmill.fleet.process import FleetProcess
 from shardmill.fleet.timing import timing
+from shardmill.home import Home
 from shardmill.settings import frozen
 
 

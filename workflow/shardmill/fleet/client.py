@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from shardmill import runlock
 from shardmill.errors import NoServers, SetupFault, ShardmillError
 from shardmill.facts import build_facts
-from shardmill.fleet import runlock, starter, wire
-from shardmill.fleet.home import Home
+from shardmill.fleet import starter, wire
 from shardmill.fleet.lease import UNUSED, Aftermath, Lease, Outcome, release_message
 from shardmill.fleet.timing import timing
+from shardmill.home import Home
 from shardmill.paths import BuildPaths
 from shardmill.settings import Settings
 

@@ -9,16 +9,17 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from shardmill import runlock
 from shardmill.engines.choose import api_key, engine, new_session
 from shardmill.errors import ShardmillError
-from shardmill.fleet import runlock, starter, wire
+from shardmill.fleet import starter, wire
 from shardmill.fleet.endpoints import endpoints
-from shardmill.fleet.home import Home
 from shardmill.fleet.member import Member
 from shardmill.fleet.pool import Pool
 from shardmill.fleet.site import Expectation, Site
 from shardmill.fleet.state import describe_member
 from shardmill.fleet.timing import timing
+from shardmill.home import Home
 from shardmill.servers.process import left_over
 from shardmill.settings import Settings
 

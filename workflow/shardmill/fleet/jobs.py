@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shardmill.fleet import runlock, wire
+from shardmill import runlock
+from shardmill.fleet import wire
 
 
 @dataclass

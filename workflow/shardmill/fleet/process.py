@@ -17,7 +17,6 @@ from shardmill.fleet import state, wire
 from shardmill.fleet.background import Background
 from shardmill.fleet.desk import Desk
 from shardmill.fleet.history import History
-from shardmill.fleet.home import Home, user_folder
 from shardmill.fleet.jobs import Job, Runs
 from shardmill.fleet.member import Member
 from shardmill.fleet.patience import given_up
@@ -25,6 +24,7 @@ from shardmill.fleet.pool import Pool
 from shardmill.fleet.roster import Roster
 from shardmill.fleet.site import Expectation, Site
 from shardmill.fleet.timing import Timing
+from shardmill.home import Home, user_folder
 from shardmill.settings import Settings
 
 

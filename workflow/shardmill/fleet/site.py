@@ -10,9 +10,9 @@ from enum import StrEnum
 import aiohttp
 
 from shardmill.engines.base import Engine, ServerInfo
-from shardmill.fleet.home import Home
 from shardmill.fleet.pool import Pool
 from shardmill.fleet.timing import Timing
+from shardmill.home import Home
 
 
 class State(StrEnum):

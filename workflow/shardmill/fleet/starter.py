@@ -7,11 +7,12 @@ import subprocess
 import sys
 import time
 
+from shardmill import runlock
 from shardmill.engines.choose import api_key
 from shardmill.errors import ShardmillError
 from shardmill.files import read_json, write_json
-from shardmill.fleet import runlock, wire
-from shardmill.fleet.home import Home
+from shardmill.fleet import wire
+from shardmill.home import Home
 from shardmill.settings import Settings
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]

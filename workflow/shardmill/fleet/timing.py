@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection
 from dataclasses import dataclass, fields
-from typing import Any
 
-import orjson
-
-from shardmill.errors import SettingsError
+from shardmill.times import shortened
 
 VARIABLE = "SHARDMILL_FLEET_TIMING"  # a JSON object of the names below
 
@@ -41,13 +36,4 @@ class Timing:
 
 def timing() -> Timing:
     """The defaults, with what the environment says laid over them."""
-    return Timing(**hurried(VARIABLE, {field.name for field in fields(Timing)}))
-
-
-def hurried(variable: str, known: Collection[str]) -> dict[str, Any]:
-    """Times by name from the JSON object in an environment variable; none where it isn't set."""
-    given: dict[str, Any] = orjson.loads(os.environ.get(variable) or "{}")
-    unknown = given.keys() - known
-    if unknown:
-        raise SettingsError(f"{variable} has {', '.join(sorted(unknown))}; known are {', '.join(sorted(known))}.")
-    return given
+    return Timing(**shortened(VARIABLE, {field.name for field in fields(Timing)}))

@@ -1,7 +1,7 @@
 """What jobs and their fleet say to each other: one JSON object a line, over a Unix socket.
 
 Job to fleet                                              Fleet to job
-  hello   job, order, limit, vocab, lock, run, held[]       welcome  warnings[]
+  hello   who 'job', and what client.py says of itself      welcome  warnings[]
   lease   n, avoid[], alone                                 grant    n, server, url
   cancel  n                                                 refuse   kind 'no_servers' | 'setup', message
   release n, ok, fault, detail, tokens, seconds, …          after    n, server_died
@@ -11,7 +11,7 @@ Job to fleet                                              Fleet to job
 `n` is the job's own number of a request; it names the lease from the asking to its release, also over a fleet that was
 started again: `held` in the hello lists the leases that the job still has.
 
-The command line says `who: "cli"` in its hello and then `stay` (on: bool), `down` or `leave`.
+The command line says `who: "cli"` in its hello, and then `stay`, `state` or `down`; to each the answer is the state.
 """
 
 from __future__ import annotations

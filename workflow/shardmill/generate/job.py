@@ -19,7 +19,6 @@ from shardmill.generate.ask import Asker
 from shardmill.generate.asked import Model
 from shardmill.generate.conversations import Conversations
 from shardmill.generate.dialogue import Dialogue
-from shardmill.generate.journal import open_journal
 from shardmill.generate.pace import Pace
 from shardmill.generate.pace import pace as default_pace
 from shardmill.generate.progress import Tally, line
@@ -29,6 +28,7 @@ from shardmill.generate.send import Pool, Sender
 from shardmill.generate.space import Space
 from shardmill.generate.text import Text
 from shardmill.generate.work import Reusable, Work, nothing_reusable
+from shardmill.journal import open_journal
 from shardmill.order import places
 from shardmill.paths import BuildPaths
 from shardmill.settings import Settings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from shardmill.fleet.timing import hurried
+from shardmill.times import shortened
 
 VARIABLE = "SHARDMILL_PACE"  # a JSON object of the names below
 
@@ -24,4 +24,4 @@ class Pace:
 
 def pace() -> Pace:
     """The defaults, with what the environment says laid over them."""
-    return Pace(**hurried(VARIABLE, {field.name for field in fields(Pace)}))
+    return Pace(**shortened(VARIABLE, {field.name for field in fields(Pace)}))

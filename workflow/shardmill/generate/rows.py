@@ -15,9 +15,9 @@ from typing import Any
 
 from shardmill.effort import Effort
 from shardmill.errors import ShardmillError
-from shardmill.generate.journal import Journal, read_records
 from shardmill.generate.prompts import Key, ShardPrompts
 from shardmill.generate.reasons import FailReason
+from shardmill.journal import Journal
 from shardmill.schemas import COMPLETIONS, write_table
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -86,11 +86,6 @@ def record_of(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def effort_record(effort: Effort) -> dict[str, Any]:
     return {"effort": effort.as_dict()}
-
-
-def finished_rows(journal: Path) -> Iterator[dict[str, Any]]:
-    """The rows in a journal that another process may be writing, without its other entries."""
-    return (entry for entry in read_records(journal) if "prompt_id" in entry)
 
 
 def reused(row: Mapping[str, Any], source: str, max_new_tokens: int) -> Completion | None:

@@ -11,10 +11,10 @@ from typing import Any
 from shardmill.effort import Effort
 from shardmill.generate.asked import History, Prompt
 from shardmill.generate.audit import Degenerate
-from shardmill.generate.journal import Journal
 from shardmill.generate.progress import Tally
 from shardmill.generate.prompts import Key, ShardPrompts
 from shardmill.generate.rows import Completion, record, record_key, reused
+from shardmill.journal import Journal
 
 _log = logging.getLogger(__name__)
 

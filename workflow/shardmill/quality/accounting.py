@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shardmill.quality.facts import COUNTS
+from shardmill.quality.tables import COUNTS
 
 if TYPE_CHECKING:
     import duckdb

@@ -16,8 +16,8 @@ from shardmill.paths import BuildPaths
 from shardmill.quality.accounting import account
 from shardmill.quality.checks import Check, load_checks
 from shardmill.quality.earlier import earlier_results, keep_result, shards_without_prompts
-from shardmill.quality.facts import prepare
 from shardmill.quality.lengths import lengths
+from shardmill.quality.tables import prepare
 from shardmill.settings import Quality, Settings
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from shardmill.errors import DataError
+from shardmill.identity import split_id
 from shardmill.reading.content import as_messages, content_digest, conversation_id, has_stray_thinking, in_order
 from shardmill.reading.cursor import Lost
 from shardmill.reading.dialect import Turns, read_turns, source_id
@@ -20,7 +21,6 @@ from shardmill.reading.framing import Framer
 from shardmill.reading.parquet import parquet_records
 from shardmill.reading.reasons import BROKEN_SYNTAX, BadRecords, RejectReason, Unreadable
 from shardmill.reading.records import EXCERPT, Conversation, Place, ReadCounts, Reject
-from shardmill.reading.rejoin import split_id
 from shardmill.reading.sources import ByteSource, is_parquet, line_of
 from shardmill.reading.syntax import Mended
 

@@ -7,12 +7,9 @@ part follows another when it begins at that one's last turn and repeats it, or r
 from __future__ import annotations
 
 import itertools
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-_SUFFIX = re.compile(r"(.+)_(0|[1-9]\d{0,8})", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +24,6 @@ class Part:
     assistant: bool  # whether one of its turns is an assistant's
     assistant_first: bool
     assistant_last: bool
-
-
-def split_id(source_id: str | None) -> tuple[str, int] | None:
-    """The id without its part suffix, and the suffix; None where it has none."""
-    match = _SUFFIX.fullmatch(source_id) if source_id else None
-    return (match[1], int(match[2])) if match else None
 
 
 def chains(parts: Sequence[Part], notes: Counter[str]) -> list[list[tuple[int, bool]]]:

@@ -22,7 +22,7 @@ from shardmill.errors import DataError, Refused
 from shardmill.paths import BuildPaths, shard_index
 from shardmill.reuse.limits import Limits, same_answers
 from shardmill.settings import Settings
-from shardmill.store.manifest import Entry, Manifest, read_manifest, root_key, uses_store
+from shardmill.store.manifest import Entry, Manifest, read_manifest
 
 if TYPE_CHECKING:
     from shardmill.store.client import Store
@@ -55,7 +55,7 @@ def find_sources(
     Raises StoreError when the store can't be listed.
     """
     local = list(_local(build, identity))
-    if not uses_store(settings.s3):
+    if not settings.s3.used:
         return local
     here = {(source.build, source.shard) for source in local}
     return [*local, *_stored(settings, build, identity, wanted, here)]
@@ -99,7 +99,7 @@ def _stored(
         if name == build.name:
             continue
         other = BuildPaths(build.root.parent / name)
-        root = root_key(settings.s3, name)
+        root = settings.s3.root(name)
         try:
             found = store.get(f"{root}build.json")
         except Refused as error:

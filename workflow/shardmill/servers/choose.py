@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardmill.fleet.home import Home
+from shardmill.home import Home
 from shardmill.servers.launcher import Launcher
 from shardmill.settings import Settings
 

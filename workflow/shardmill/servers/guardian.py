@@ -23,8 +23,8 @@ from typing import Any
 
 import psutil
 
+from shardmill import runlock
 from shardmill.files import read_json, write_json
-from shardmill.fleet import runlock
 
 _SIGNALS = frozenset({signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 _LOOK_S = 1.0

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import psutil
 
+from shardmill import runlock
 from shardmill.errors import ShardmillError
 from shardmill.files import read_json, sha256_json, write_json
-from shardmill.fleet import runlock
 
 _LIST = "shardmill-files.json"
 _CHUNK = 64 << 20

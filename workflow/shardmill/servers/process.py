@@ -14,10 +14,10 @@ from typing import Any
 
 import psutil
 
+from shardmill import runlock
 from shardmill.errors import ShardmillError
 from shardmill.files import read_json, write_json
-from shardmill.fleet import runlock
-from shardmill.fleet.home import Home
+from shardmill.home import Home
 from shardmill.servers.guardian import Charge
 
 _PAUSE_S = 0.05

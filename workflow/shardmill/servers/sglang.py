@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shardmill.errors import SetupFault
-from shardmill.fleet.home import Home, user_folder
+from shardmill.home import Home, user_folder
 from shardmill.servers import model_cache, model_files
 from shardmill.servers.launcher import StartProblem, fingerprint, flags, last_line
 from shardmill.servers.model_facts import ModelFacts

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from shardmill.generate.reasons import MEANING, FailReason
-from shardmill.generate.rows import finished_rows
+from shardmill.journal import finished_rows
 from shardmill.paths import BuildPaths
 from shardmill.status.model import Example, Failure
 from shardmill.status.rows import ShardRows

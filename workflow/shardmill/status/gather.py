@@ -10,14 +10,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from shardmill import runlock
+from shardmill.disk import room_of
 from shardmill.effort import Effort
 from shardmill.errors import DamagedFile
 from shardmill.facts import build_facts
 from shardmill.files import read_json
-from shardmill.fleet import history, runlock
+from shardmill.fleet import history
 from shardmill.fleet.gpus import Gpu
-from shardmill.fleet.home import Home
-from shardmill.generate.space import room_of
+from shardmill.home import Home
 from shardmill.paths import BuildPaths
 from shardmill.settings import Settings
 from shardmill.status import outlook, servers, trends

@@ -10,7 +10,6 @@ from shardmill.paths import BuildPaths
 from shardmill.settings import Settings
 from shardmill.status.model import Store
 from shardmill.status.shards import ShardNow, Stage
-from shardmill.store.manifest import root_key, uses_store
 from shardmill.store.uploads import Upload
 
 
@@ -18,8 +17,8 @@ def store_now(
     settings: Settings, build: BuildPaths, shards: Sequence[ShardNow], uploads: Sequence[Upload], now: float
 ) -> Store:
     s3 = settings.s3
-    where = f"s3://{s3.bucket}/{root_key(s3, build.name)}" if s3.bucket is not None else None
-    used = uses_store(s3)
+    where = f"s3://{s3.bucket}/{s3.root(build.name)}" if s3.bucket is not None else None
+    used = s3.used
     published = [shard.manifest for shard in shards if shard.manifest is not None] if used else []
     size = sum(item.size for manifest in published for item in manifest.objects)
     behind = [shard for shard in shards if shard.stage is Stage.ANSWERED] if used else []

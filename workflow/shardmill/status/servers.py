@@ -10,7 +10,7 @@ from typing import Any
 
 from shardmill.files import read_json
 from shardmill.fleet.gpus import Gpu, gpus
-from shardmill.fleet.home import Home, fleet_key
+from shardmill.home import Home, fleet_key
 from shardmill.paths import BuildPaths
 from shardmill.settings import Settings
 from shardmill.status.model import Fleet, GpuNow, Server

@@ -13,7 +13,7 @@ from shardmill.files import read_json
 from shardmill.paths import BuildPaths, shard_names
 from shardmill.plan import Plan
 from shardmill.settings import Settings
-from shardmill.store.manifest import Manifest, read_manifest, root_key, uses_store
+from shardmill.store.manifest import Manifest, read_manifest
 from shardmill.store.uploads import Upload, read_upload
 
 # A job writes its progress every 5 s. One that is silent for so long is gone, whatever it wrote last.
@@ -79,7 +79,7 @@ def look(
     settings: Settings, build: BuildPaths, here: Here, manifests: ManifestCache, at_work: bool, now: float
 ) -> list[ShardNow]:
     """Every shard of the build. `at_work`: a run holds the build's lock, so that its jobs may be at work too."""
-    root = root_key(settings.s3, build.name) if uses_store(settings.s3) else None
+    root = settings.s3.root(build.name) if settings.s3.used else None
     names = shard_names(settings.prompts.shards)
     return [_look(build, shard, here, manifests, root, at_work, now) for shard in names]
 

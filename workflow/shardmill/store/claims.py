@@ -24,7 +24,6 @@ from shardmill.errors import StoreError
 from shardmill.files import sha256_json
 from shardmill.paths import BuildPaths
 from shardmill.settings import S3, Settings
-from shardmill.store.manifest import root_key, uses_store
 from shardmill.store.patience import hurried
 
 if TYPE_CHECKING:
@@ -136,7 +135,7 @@ def claim(settings: Settings, build: BuildPaths, shard: str, lease_s: float = LE
         "renewed": 0,
     }
     key = claim_key(settings.s3, build, shard)
-    if not uses_store(settings.s3):
+    if not settings.s3.used:
         return Claim(None, key, body)
     from shardmill.store.client import open_store
 
@@ -161,7 +160,7 @@ def claim(settings: Settings, build: BuildPaths, shard: str, lease_s: float = LE
 
 def holder(settings: Settings, build: BuildPaths, shard: str) -> Holder | None:
     """Who holds a shard at the moment; None when it is free."""
-    if not uses_store(settings.s3):
+    if not settings.s3.used:
         return None
     from shardmill.store.client import open_store
 
@@ -178,7 +177,7 @@ def claim_or_published(settings: Settings, build: BuildPaths, shard: str, poll_s
     told = False
     while True:
         ours = claim(settings, build, shard)
-        if uses_store(settings.s3) and is_published(settings, build, shard):
+        if settings.s3.used and is_published(settings, build, shard):
             if ours is not None:
                 ours.release()
             return None
@@ -191,7 +190,7 @@ def claim_or_published(settings: Settings, build: BuildPaths, shard: str, poll_s
 
 
 def claim_key(s3: S3, build: BuildPaths, shard: str) -> str:
-    return f"{root_key(s3, build.name)}claims/{shard}.json"
+    return f"{s3.root(build.name)}claims/{shard}.json"
 
 
 def _left(found: Content) -> float:

@@ -14,14 +14,13 @@ from collections.abc import Iterable
 from shardmill.errors import StoreError
 from shardmill.paths import BuildPaths
 from shardmill.settings import Settings
-from shardmill.store.manifest import root_key, uses_store
 
 log = logging.getLogger(__name__)
 
 
 def mark_discarded(settings: Settings, build: BuildPaths, shard: str) -> None:
     """Raises StoreError when the store refuses; nothing is marked then."""
-    if uses_store(settings.s3):
+    if settings.s3.used:
         from shardmill.store.client import open_store
 
         open_store(settings.s3).put(_key(settings, build, shard), b"discarded\n", "text/plain")
@@ -32,7 +31,7 @@ def is_discarded(settings: Settings, build: BuildPaths, shard: str) -> bool:
     """Whether the shard is to be made without older rows, for the job that makes it. One request with a bucket."""
     if build.discarded(shard).exists():
         return True
-    if not uses_store(settings.s3):
+    if not settings.s3.used:
         return False
     from shardmill.store.client import open_store
 
@@ -46,7 +45,7 @@ def is_discarded(settings: Settings, build: BuildPaths, shard: str) -> bool:
 def discarded_among(settings: Settings, build: BuildPaths, shards: Iterable[str]) -> set[str]:
     """Those of `shards` that are marked, here or in the store: one listing, for the plan."""
     marked = {shard for shard in shards if build.discarded(shard).exists()}
-    if uses_store(settings.s3):
+    if settings.s3.used:
         from shardmill.store.client import Store
 
         prefix = _key(settings, build, "")
@@ -59,7 +58,7 @@ def end_mark(settings: Settings, build: BuildPaths, shard: str) -> None:
     """For a shard that is finished. A mark that can't be deleted stays: it may cost answers, and spoils nothing."""
     if not build.discarded(shard).exists():
         return
-    if uses_store(settings.s3):
+    if settings.s3.used:
         from shardmill.store.client import open_store
 
         try:
@@ -75,4 +74,4 @@ def _mark_here(build: BuildPaths, shard: str) -> None:
 
 
 def _key(settings: Settings, build: BuildPaths, shard: str) -> str:
-    return f"{root_key(settings.s3, build.name)}discarded/{shard}"
+    return f"{settings.s3.root(build.name)}discarded/{shard}"

@@ -14,7 +14,6 @@ from shardmill.settings import Settings
 from shardmill.store.answers import Listed
 from shardmill.store.client import Store
 from shardmill.store.discarded import discarded_among
-from shardmill.store.manifest import root_key
 
 _AT_ONCE = 8
 
@@ -55,7 +54,7 @@ def published(settings: Settings, build: BuildPaths) -> Published:
 
 def _manifests(store: Store, settings: Settings, build: BuildPaths) -> Iterator[tuple[str, Listed]]:
     # The prefix ends with a slash, so that `run1` doesn't also find `run10`.
-    prefix = f"{root_key(settings.s3, build.name)}manifests/"
+    prefix = f"{settings.s3.root(build.name)}manifests/"
     for listed in store.objects(prefix):
         name = listed.key[len(prefix) :]
         if name.endswith(".json") and "/" not in name:
@@ -63,7 +62,7 @@ def _manifests(store: Store, settings: Settings, build: BuildPaths) -> Iterator[
 
 
 def _has_facts(store: Store, settings: Settings, build: BuildPaths) -> bool:
-    found = store.get(f"{root_key(settings.s3, build.name)}build.json")
+    found = store.get(f"{settings.s3.root(build.name)}build.json")
     if found is None:
         return False
     try:

@@ -95,15 +95,6 @@ def is_object_name(name: str) -> bool:
     return _OBJECT.fullmatch(name) is not None
 
 
-def root_key(s3: S3, build: str) -> str:
-    """The key prefix that every object of a build has, with its trailing slash."""
-    return f"{s3.prefix}/{build}/" if s3.prefix else f"{build}/"
-
-
-def uses_store(s3: S3) -> bool:
-    return s3.bucket is not None and not s3.offline
-
-
 def describe_shard(s3: S3, build: BuildPaths, shard: str) -> Manifest:
     """The manifest of a shard as it lies on disk: reads both files once for their digests and counts.
 
@@ -114,7 +105,7 @@ def describe_shard(s3: S3, build: BuildPaths, shard: str) -> Manifest:
 
     from shardmill.schemas import count_rows
 
-    root = root_key(s3, build.name) if uses_store(s3) else None
+    root = s3.root(build.name) if s3.used else None
     objects = []
     for kind, path in ((KINDS[0], build.completions(shard)), (KINDS[1], build.tokens(shard))):
         sha256 = sha256_file(path)

@@ -15,7 +15,7 @@ from shardmill.files import write_bytes
 from shardmill.paths import BuildPaths
 from shardmill.settings import S3, Settings
 from shardmill.store.discarded import end_mark
-from shardmill.store.manifest import Entry, Manifest, describe_shard, root_key, uses_store
+from shardmill.store.manifest import Entry, Manifest, describe_shard
 from shardmill.store.uploads import note_upload
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def publish_shard(settings: Settings, build: BuildPaths, shard: str) -> None:
     local = build.manifest(shard)
     # An older manifest, of files that are made anew by now, must not stand beside them.
     local.unlink(missing_ok=True)
-    if uses_store(settings.s3):
+    if settings.s3.used:
         from shardmill.store.client import open_store
 
         _publish(open_store(settings.s3), settings.s3, build, manifest)
@@ -49,24 +49,23 @@ def publish_shard(settings: Settings, build: BuildPaths, shard: str) -> None:
 
 
 def publish_files(settings: Settings, build: BuildPaths, paths: Iterable[Path]) -> None:
-    """Uploads files of the build that are no shard's (build.json, rejects, reports, logs) under their own names.
+    """Uploads files of the build that are no shard's (build.json, rejects, reports) under their own names.
 
     Each replaces what is there. Does nothing without a bucket. Raises DataError for a file that is missing.
     """
-    if not uses_store(settings.s3):
+    if not settings.s3.used:
         return
     from shardmill.files import sha256_file
     from shardmill.store.client import open_store
     from shardmill.store.transfer import PART_BYTES, upload_file
 
-    store, root = open_store(settings.s3), root_key(settings.s3, build.name)
+    store, root = open_store(settings.s3), settings.s3.root(build.name)
 
     def upload(path: Path) -> None:
         key = root + path.relative_to(build.root).as_posix()
         if not path.is_file():
             raise DataError(f"{path} is to be uploaded and does not exist: run again, and it is made.")
         if path.stat().st_size <= PART_BYTES:
-            # Read once: a log may grow while it is uploaded.
             store.put(key, path.read_bytes(), mimetypes.guess_type(path.name)[0] or "application/octet-stream")
         else:
             upload_file(store, key, path, sha256_file(path))
@@ -84,10 +83,10 @@ def unpublish_shard(settings: Settings, build: BuildPaths, shard: str) -> None:
     """
     from shardmill.store.restore import fetch_manifest, manifest_key
 
-    if uses_store(settings.s3):
+    if settings.s3.used:
         from shardmill.store.client import open_store
 
-        store, root = open_store(settings.s3), root_key(settings.s3, build.name)
+        store, root = open_store(settings.s3), settings.s3.root(build.name)
         keys: list[str] = []
         try:
             found = fetch_manifest(store, settings.s3, build, shard)

@@ -13,7 +13,6 @@ from shardmill.paths import BuildPaths, shard_index
 from shardmill.settings import Settings
 from shardmill.store.answers import Listed
 from shardmill.store.client import Store
-from shardmill.store.manifest import root_key
 from shardmill.store.restore import fetch_manifest, take_shard
 from shardmill.store.transfer import download_file
 
@@ -40,7 +39,7 @@ class Pulled:
 
 def find_build(settings: Settings, name: str) -> list[Listed]:
     """Everything that the store holds of a build. Raises StoreError when it can't be listed, or holds no such build."""
-    store, root = Store(settings.s3), root_key(settings.s3, name)
+    store, root = Store(settings.s3), settings.s3.root(name)
     listing = list(store.objects(root))
     if not listing:
         prefix = root.removesuffix(f"{name}/")
@@ -59,7 +58,7 @@ def pull_build(
     `listing` is of `find_build`. `progress` is called with shards done and shards in all. One shard's trouble doesn't
     stop the others: it stands in `problems`.
     """
-    store, root = Store(settings.s3), root_key(settings.s3, build.name)
+    store, root = Store(settings.s3), settings.s3.root(build.name)
     names = sorted(shard for listed in listing if (shard := _shard_of(listed.key[len(root) :])) is not None)
     pulled = Pulled(int(names[0].rpartition("-")[2]) if names else None, len(names))
 

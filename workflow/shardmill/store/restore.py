@@ -14,7 +14,7 @@ from shardmill.facts import build_facts
 from shardmill.files import sha256_file, write_bytes, write_json
 from shardmill.paths import BuildPaths
 from shardmill.settings import S3, Settings
-from shardmill.store.manifest import Entry, Manifest, root_key, uses_store
+from shardmill.store.manifest import Entry, Manifest
 
 if TYPE_CHECKING:
     from shardmill.store.client import Store
@@ -48,7 +48,7 @@ def restore_facts(settings: Settings, build: BuildPaths) -> None:
 
     Does nothing without a store, or where this machine has them. Raises StoreError when the store can't be read.
     """
-    if not uses_store(settings.s3):
+    if not settings.s3.used:
         return
     known = build_facts(build)
     sources = {
@@ -63,7 +63,7 @@ def restore_facts(settings: Settings, build: BuildPaths) -> None:
     from shardmill.store.client import open_store
     from shardmill.store.transfer import download_file
 
-    store, root = open_store(settings.s3), root_key(settings.s3, build.name)
+    store, root = open_store(settings.s3), settings.s3.root(build.name)
     content = store.get(f"{root}build.json")
     if content is not None:
         theirs = orjson.loads(content.body)
@@ -121,7 +121,7 @@ def take_shard(store: Store, build: BuildPaths, manifest: Manifest, raw: bytes) 
 
 
 def manifest_key(s3: S3, build: BuildPaths, shard: str) -> str:
-    return f"{root_key(s3, build.name)}manifests/{shard}.json"
+    return f"{s3.root(build.name)}manifests/{shard}.json"
 
 
 def _take_object(store: Store, build: BuildPaths, item: Entry) -> int:

@@ -15,7 +15,7 @@ from shardmill.errors import DataError, StoreError, is_machines
 from shardmill.files import sha256_file
 from shardmill.paths import BuildPaths, shard_names
 from shardmill.settings import Settings
-from shardmill.store.manifest import KINDS, Entry, Manifest, refuse_renamed, root_key, uses_store
+from shardmill.store.manifest import KINDS, Entry, Manifest, refuse_renamed
 
 if TYPE_CHECKING:
     from shardmill.store.client import Store
@@ -64,7 +64,7 @@ def verify_build(settings: Settings, build: BuildPaths, deep: bool = False) -> V
     wrong = tuple(shard for shard, problems in found_here.items() if problems)
     problems = [*itertools.chain.from_iterable(found_here.values()), *_local_extra(build, shards)]
     published = None
-    if uses_store(settings.s3):
+    if settings.s3.used:
         found, more = _verify_store(settings, build, shards, deep)
         published = len(found)
         problems += more
@@ -161,7 +161,7 @@ def _verify_store(
 ) -> tuple[set[str], list[Problem]]:
     from shardmill.store.client import Store
 
-    store, root = Store(settings.s3), root_key(settings.s3, build.name)
+    store, root = Store(settings.s3), settings.s3.root(build.name)
     sizes = {listed.key: listed.size for listed in store.objects(root)}
     published = {shard for shard in shards if _stored_manifest(root, shard) in sizes}
     named: set[str] = set()

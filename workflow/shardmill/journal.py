@@ -156,6 +156,11 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
         os.close(descriptor)
 
 
+def finished_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows among them, without notes and what else generate/rows.py writes."""
+    return (entry for entry in read_records(path) if "prompt_id" in entry)
+
+
 def _try_lock(path: Path) -> int | None:
     """A locked descriptor of the file that is at `path` now, or None."""
     try:

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from shardmill import runlock
 from shardmill.errors import ShardmillError
 from shardmill.files import sha256_json
-from shardmill.fleet import runlock
 from shardmill.settings import Settings
 
 _BASE_LIMIT = 60  # a socket's path has 107 bytes on Linux
