@@ -15,7 +15,7 @@ from shardmill.errors import DataError
 from shardmill.facts import build_facts
 from shardmill.files import read_json, sha256_json, write_json
 from shardmill.paths import BuildPaths, shard_names
-from shardmill.settings import CHECKS, Settings
+from shardmill.settings import Settings
 from shardmill.store.manifest import manifest_matches
 
 if TYPE_CHECKING:
@@ -144,8 +144,7 @@ def _left(build: BuildPaths, shards: Sequence[str], here: _Here, stored: Publish
 
 def checks_key(settings: Settings) -> str:
     """Changes when a check, a limit or an override does, so that checks are evaluated again and nothing else is."""
-    folders = [CHECKS, *([Path(settings.quality.checks_dir)] if settings.quality.checks_dir else [])]
-    files = {f"{index}/{path.name}": path.read_text() for index, folder in enumerate(folders) for path in _sql(folder)}
+    files = {path.stem: path.read_text() for path in settings.quality.check_files}
     return sha256_json({"checks": files, "quality": asdict(settings.quality)})[:10]
 
 
@@ -219,7 +218,3 @@ def _present(folder: Path) -> frozenset[str]:
         return frozenset(path.name.partition(".")[0] for path in folder.iterdir() if not path.name.startswith("."))
     except FileNotFoundError:
         return frozenset()
-
-
-def _sql(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.sql"))

@@ -95,6 +95,12 @@ class Quality:
     override: tuple[str, ...]
     checks_dir: str | None
 
+    @property
+    def check_files(self) -> tuple[Path, ...]:
+        """Every .sql file of the shipped checks, then of `checks_dir`. A check's name is its file's; the last wins."""
+        folders = (CHECKS, Path(self.checks_dir)) if self.checks_dir is not None else (CHECKS,)
+        return tuple(path for folder in folders for path in sorted(folder.glob("*.sql")))
+
 
 @dataclass(frozen=True, slots=True)
 class S3:
@@ -213,12 +219,6 @@ def frozen(path: Path) -> Settings:
         return resolve(values)
 
 
-def known_checks(checks_dir: str | None) -> set[str]:
-    """Names of all checks: a check is a .sql file, and its name is the file's."""
-    folders = [CHECKS, *([Path(checks_dir)] if checks_dir else [])]
-    return {path.stem for folder in folders for path in folder.glob("*.sql")}
-
-
 def _settings(values: Mapping[str, Any]) -> Settings:
     sections = {name: _section(kind, values[name]) for name, kind in _SECTIONS.items()}
     return Settings(name=values["name"], results=values["results"], **sections)
@@ -251,7 +251,7 @@ def _refuse_contradictions(settings: Settings) -> None:
     checks_dir = settings.quality.checks_dir
     if checks_dir is not None and not Path(checks_dir).is_dir():
         raise SettingsError(f"Setting quality.checks_dir names {checks_dir}, which is not a folder.")
-    checks = dict.fromkeys(known_checks(checks_dir))
+    checks = dict.fromkeys(path.stem for path in settings.quality.check_files)
     for name in settings.quality.limits:
         if name not in checks:
             raise SettingsError(f"Unknown check quality.limits.{name}: {config_schema.nearest(name, checks)}")

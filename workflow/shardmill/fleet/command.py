@@ -17,7 +17,7 @@ from shardmill.fleet.endpoints import endpoints
 from shardmill.fleet.member import Member
 from shardmill.fleet.pool import Pool
 from shardmill.fleet.site import Expectation, Site
-from shardmill.fleet.state import describe_member
+from shardmill.fleet.state import describe_servers
 from shardmill.fleet.timing import timing
 from shardmill.home import Home
 from shardmill.servers.process import left_over
@@ -110,20 +110,7 @@ async def _look_at_endpoints(settings: Settings, home: Home, wait_s: float) -> S
         )
         members = [Member(endpoint.name, site, None, url=endpoint.url) for endpoint in endpoints(settings)]
         await asyncio.gather(*(member.inspect(wait_s) for member in members))
-        now = site.clock()
-        return {
-            "key": home.root.name,
-            "host": os.uname().nodename,
-            "engine": settings.servers.engine,
-            "model": settings.model.name,
-            "launch": False,
-            "stay": False,
-            "waiting": 0,
-            "runs": [],
-            "jobs": [],
-            "servers": [describe_member(member, now) for member in members],
-            "warnings": [member.warning for member in members if member.warning],
-        }
+        return describe_servers(home, settings, members, site.clock())
 
 
 async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, what: str) -> State:

@@ -9,9 +9,13 @@ import os
 import socket
 import time
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
+
+from shardmill.home import Home
+from shardmill.settings import Settings
 
 if TYPE_CHECKING:
     from shardmill.fleet.member import Member
@@ -19,19 +23,12 @@ if TYPE_CHECKING:
 
 
 def describe(fleet: FleetProcess) -> dict[str, Any]:
-    now = time.monotonic()
+    """A fleet at work."""
     waiting = fleet.pool.waiting_by_client()
-    settings = fleet.settings
-    return {
-        "key": fleet.home.root.name,
-        "host": socket.gethostname(),
+    return describe_servers(fleet.home, fleet.settings, fleet.members.values(), time.monotonic()) | {
         "pid": os.getpid(),
         "started": fleet.started.isoformat(timespec="seconds"),
         "updated": datetime.now(UTC).isoformat(timespec="seconds"),
-        "engine": settings.servers.engine,
-        "model": settings.model.name,
-        "launch": settings.servers.launch,
-        "stay": fleet.home.stay.exists(),
         "log": str(fleet.home.log),
         "waiting": fleet.pool.waiting,
         "runs": fleet.runs.describe(),
@@ -46,8 +43,23 @@ def describe(fleet: FleetProcess) -> dict[str, Any]:
             }
             for job in sorted(fleet.desk.jobs.values(), key=lambda job: job.order)
         ],
-        "servers": [describe_member(member, now) for member in fleet.members.values()],
-        "warnings": [member.warning for member in fleet.members.values() if member.warning],
+    }
+
+
+def describe_servers(home: Home, settings: Settings, members: Collection[Member], now: float) -> dict[str, Any]:
+    """The servers, as when no run and no job uses them. `now` is on the fleet's clock."""
+    return {
+        "key": home.root.name,
+        "host": socket.gethostname(),
+        "engine": settings.servers.engine,
+        "model": settings.model.name,
+        "launch": settings.servers.launch,
+        "stay": home.stay.exists(),
+        "waiting": 0,
+        "runs": [],
+        "jobs": [],
+        "servers": [describe_member(member, now) for member in members],
+        "warnings": [member.warning for member in members if member.warning],
     }
 
 

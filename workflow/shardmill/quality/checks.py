@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shardmill.errors import DataError
-from shardmill.settings import CHECKS, Quality
+from shardmill.settings import Quality
 
 SCOPES = ("pilot", "shard", "build")
 
@@ -56,8 +56,7 @@ class CheckSet:
 
 def load_checks(quality: Quality) -> CheckSet:
     """Shipped checks and those of `quality.checks_dir` (which win by name), with `quality.limits` laid over theirs."""
-    folders = [CHECKS, *([Path(quality.checks_dir)] if quality.checks_dir else [])]
-    found = {path.stem: path for folder in folders for path in sorted(folder.glob("*.sql"))}
+    found = {path.stem: path for path in quality.check_files}
     off = tuple(sorted(name for name, limit in quality.limits.items() if limit is None and name in found))
     checks = [read_check(path) for name, path in sorted(found.items()) if name not in off]
     return CheckSet(tuple(_with_limit(check, quality.limits) for check in checks), off)
