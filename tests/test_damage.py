@@ -46,14 +46,20 @@ def test_a_whole_build_needs_nothing_generated(finished: tuple[BuildPaths, Setti
     assert planned(finished).unfinished == ()
 
 
-@pytest.mark.parametrize(("kind", "way"), [("completions", "shardmill discard shard-00001"), ("tokens", "delete it")])
-def test_a_cut_off_file_is_refused_with_a_way_out(finished: tuple[BuildPaths, Settings], kind: str, way: str) -> None:
-    path = finished[0].root / kind / "shard-00001-of-00002.parquet"
+def test_completions_that_are_cut_off_are_refused_with_a_way_out(finished: tuple[BuildPaths, Settings]) -> None:
+    path = finished[0].completions("shard-00001-of-00002")
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(DataError, match=rf"shard-00001-of-00002\.parquet is cut off .*{way}"):
+    with pytest.raises(DataError, match=r"shard-00001-of-00002\.parquet is cut off .*discard shard-00001"):
         planned(finished)
     with pytest.raises(DataError, match="can't be read as Parquet"):
         list(read_rows(path))
+
+
+def test_training_rows_that_are_cut_off_are_made_again(finished: tuple[BuildPaths, Settings]) -> None:
+    path = finished[0].tokens("shard-00001-of-00002")
+    path.write_bytes(path.read_bytes()[:-100])
+    plan = planned(finished)
+    assert plan.tokenize == plan.publish == ("shard-00001-of-00002",) and plan.generate == ()
 
 
 def test_lost_facts_are_found_again_without_a_prompt(finished: tuple[BuildPaths, Settings]) -> None:

@@ -135,10 +135,11 @@ def _left(build: BuildPaths, shards: Sequence[str], here: _Here, stored: Publish
     left = [shard for shard in shards if shard not in complete]
     restore = tuple(shard for shard in left if shard in remote and shard not in whole)
     own = tuple(shard for shard in left if shard not in remote or shard in whole)
-    _refuse_damage(build, own, here)
+    _refuse_cut_off(build, own, here.completions)
     generate = tuple(shard for shard in own if shard not in here.completions or shard in taken_out)
     made_again = set(generate)
-    tokenize = tuple(shard for shard in own if shard in made_again or shard not in here.tokens)
+    sound = {shard for shard in own if shard in here.tokens and _ends_as_parquet(build.tokens(shard))}
+    tokenize = tuple(shard for shard in own if shard in made_again or shard not in sound)
     return _Left(restore, generate, tokenize, publish=own)
 
 
@@ -189,19 +190,15 @@ def _facts_known(build: BuildPaths, prompts: Set[str]) -> bool:
     return bool(facts.get("counts") and facts.get("model"))
 
 
-def _refuse_damage(build: BuildPaths, shards: Sequence[str], here: _Here) -> None:
-    """A file that is there and cut off is neither finished nor missing, and no step can go on from it."""
+def _refuse_cut_off(build: BuildPaths, shards: Sequence[str], here: Set[str]) -> None:
+    """Completions that are there and cut off are neither finished nor missing, and were paid for."""
     for shard in shards:
-        if shard in here.completions:
-            way = f"`shardmill discard {shard} --build {build.root}` takes the shard out to be made again"
-            _refuse_cut_off(build.completions(shard), way)
-        if shard in here.tokens:
-            _refuse_cut_off(build.tokens(shard), "delete it, and the next run makes it again from the completions")
-
-
-def _refuse_cut_off(path: Path, way_out: str) -> None:
-    if not _ends_as_parquet(path):
-        raise DataError(f"{path} is cut off or no Parquet file: {way_out}.")
+        path = build.completions(shard)
+        if shard in here and not _ends_as_parquet(path):
+            raise DataError(
+                f"{path} is cut off or no Parquet file: `shardmill discard {shard} --build {build.root}` takes the "
+                f"shard out to be made again."
+            )
 
 
 def _ends_as_parquet(path: Path) -> bool:
