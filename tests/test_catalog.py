@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import duckdb
 import pytest
 from click.testing import CliRunner, Result
 
-from builds import MadeBuild, good, settings_of
+from builds import START, MadeBuild, good, settings_of
 from shardmill.catalog import connect, write_catalog
 from shardmill.cli import cli
 from shardmill.errors import DataError, UsageError
@@ -172,6 +174,39 @@ def test_a_query_that_writes_is_refused(build: BuildPaths, sql: str, kind: str) 
         query(build, sql)
     with pytest.raises(UsageError, match="Give one statement"):
         query(build, f"select 1; {sql}")
+
+
+def test_an_explanation_does_not_run_what_it_explains(build: BuildPaths) -> None:
+    path = next(build.root.glob("completions/*"))
+    before = path.read_bytes()
+    for sql in (
+        f"explain analyze copy (select 1) to '{path}'",
+        f"-- why\nEXPLAIN (ANALYZE) copy (select 1) to '{path}'",
+        f"explain /* it */ analyze copy (select 1) to '{path}'",
+    ):
+        with pytest.raises(UsageError, match="EXPLAIN ANALYZE runs"):
+            query(build, sql)
+    assert path.read_bytes() == before
+
+
+def test_whatever_a_query_gives_is_json(build: BuildPaths) -> None:
+    sql = "select histogram(turn) as turns, 99 * hash(1)::hugeint as many, now() as t from tokens"
+    (line,) = query(build, sql, "--format", "json").stdout.splitlines()
+    row = json.loads(line)
+    assert row["many"] > 2**64 and row["t"].endswith("+00:00") and sum(row["turns"].values()) > 0
+    with pytest.raises(UsageError, match="Two columns are called a"):
+        query(build, "select 1 as a, 2 as a", "--format", "json")
+
+
+def test_times_are_utc_on_any_machine(build: BuildPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        told = query(build, "select strftime(min(finished_at), '%H:%M') as t from completions", "--format", "json")
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert json.loads(told.stdout) == {"t": START.strftime("%H:%M")}
 
 
 def test_lost_files_are_not_an_empty_answer(build: BuildPaths) -> None:

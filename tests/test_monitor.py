@@ -234,7 +234,7 @@ def test_damaged_completions_are_told_on_the_page(tmp_path: Path) -> None:
     (root / "completions" / f"{shard_name(0, 2)}.parquet").write_bytes(b"nothing")
     with monitor(tmp_path, "--build", str(root)) as url:
         status, body, _ = get(url + "status.json")
-    assert status == 503 and "shardmill discard" in json.loads(body)["error"]
+    assert status == 503 and "`shardmill verify`" in json.loads(body)["error"]
 
 
 def test_a_taken_port_is_one_sentence(tmp_path: Path) -> None:

@@ -64,7 +64,10 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildPaths:
             path.unlink()
     with open_journal(build.journal(made.names()[6])) as journal:
         for number in range(5):
-            journal.append({"conversation_id": f"c{number}", "turn": 0, "prompt_id": f"p{number}", "reason": None})
+            row = {"conversation_id": f"c{number}", "turn": 0, "prompt_id": f"p{number}", "reason": None}
+            journal.append({**row, "reused_from": None})
+        # Such a row is among those that older builds have, which are counted by themselves.
+        journal.append({**row, "conversation_id": "c9", "reused_from": "sample-0123456789"})
         # What counted against a prompt that is not done.
         journal.append({"conversation_id": "c5", "turn": 0, "note": {"attempts": 1, "deaths": 0, "useless": {}}})
     return build

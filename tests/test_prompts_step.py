@@ -15,6 +15,7 @@ from shardmill import workers
 from shardmill.errors import DataError
 from shardmill.files import read_json
 from shardmill.paths import BuildPaths, shard_names
+from shardmill.rendering.render import Rendered, Renderer
 
 
 def made(folder: Path, records: list[dict[str, Any]], processes: int = 1, **prompts: Any) -> BuildPaths:
@@ -90,6 +91,19 @@ def test_limit_takes_the_first_conversations_that_make_a_prompt(tmp_path: Path) 
         (3, "empty_conversation"),
     ]
     assert "over prompts.max_prompt_tokens (4096)" in reasons[0]["detail"]
+
+
+def test_what_is_beyond_the_limit_is_not_rendered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rendered: list[object] = []
+    render = Renderer.render
+
+    def counted(renderer: Renderer, chat: Any, tools: Any) -> Rendered:
+        rendered.append(chat)
+        return render(renderer, chat, tools)
+
+    monkeypatch.setattr(Renderer, "render", counted)
+    build = made(tmp_path / "limited", records(200), limit=5)
+    assert read_json(build.build_json)["counts"]["beyond_limit"] == 195 and len(rendered) <= 10
 
 
 def test_a_dataset_without_a_prompt_is_one_sentence_with_its_reasons(tmp_path: Path) -> None:

@@ -166,6 +166,13 @@ def test_fields_of_turns(key: str, tmp_path: Path) -> None:
     assert from_records([{key: turns("q", "a")}], tmp_path).texts == [QA]
 
 
+@pytest.mark.parametrize("other", [{"items": 3}, {"messages": ""}, {"messages": "all of it"}, {"conversation": "c-1"}])
+def test_a_field_of_turns_that_is_something_else_beside_the_turns(other: dict[str, Any], tmp_path: Path) -> None:
+    given = {"conversations": turns("q", "a")} if "conversation" not in other else {"messages": turns("q", "a")}
+    assert from_records([{**other, **given}], tmp_path).texts == [QA]
+    assert from_records([other], tmp_path).reasons == ["turns_not_a_list"]
+
+
 @pytest.mark.parametrize(
     ("written", "role"),
     [
@@ -433,6 +440,16 @@ def test_records_that_are_only_numbered_stay_apart(tmp_path: Path) -> None:
     assert joined(tmp_path, [record(f"item_{n}", f"prompt {n}") for n in range(6)]).counts.joined == 0
     assert joined(tmp_path, [record(f"item_{n}", f"prompt {n}", "yes") for n in range(6)]).counts.joined == 0
     assert joined(tmp_path, [record(f"item_{n}", f"prompt {n}", "yes") for n in (0, 2, 3)]).counts.joined == 0
+
+
+def test_a_whole_dataset_that_is_numbered_behind_one_word(tmp_path: Path) -> None:
+    """It takes no time and no memory, and is not noted as a thousand oddities; a split among so many is joined."""
+    numbered = [record(f"item_{n}", f"prompt {n}", "yes") for n in range(1500)]
+    got = joined(tmp_path, numbered)
+    assert (got.counts.conversations, got.counts.joined) == (1500, 0)
+    assert not got.counts.notes.keys() & {"gaps", "mismatched_parts", "ambiguous_parts"}
+    parts = [record(f"long_{2 * n}", f"q{n}", f"a{n}") for n in range(1200)]
+    assert joined(tmp_path, parts).counts.joined == 1199
 
 
 def test_parts_that_fit_two_others_stay_apart(tmp_path: Path) -> None:

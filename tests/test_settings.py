@@ -65,6 +65,9 @@ def test_config_readme_is_made_from_the_schema() -> None:
         ({"servers": {"launch": True, "endpoints": ["http://a:1"]}}, ["servers.launch", "endpoints"]),
         ({"servers": {"engine": "sglang"}}, ["servers.gpus"]),
         ({"servers": {"endpoints": ["http://user:secret@host:1"]}}, ["servers.endpoints"]),
+        ({"servers": {"endpoints": ["http://host:1/?api_key=s3cr3t"]}}, ["servers.endpoints"]),
+        ({"servers": {"args": {"api-key": "s3cr3t"}}}, ["servers.args.api-key", "servers.api_key_env"]),
+        ({"servers": {"args": {"--admin_api_key": "s3cr3t"}}}, ["servers.args.admin-api-key"]),
         ({"model": {"name": "Qwen/Qwen3-8B"}}, ["servers.engine", "Qwen/Qwen3-8B"]),
         ({"prompts": {"max_prompt_tokens": 9000}}, ["prompts.max_prompt_tokens", "8192"]),
         ({"generate": {"pilot_shards": 9}}, ["generate.pilot_shards"]),
@@ -86,7 +89,7 @@ def test_a_wrong_setting_is_refused_by_its_name(config: dict[str, Any], words: l
         settings.resolve(config)
     for word in words:
         assert word in str(refused.value)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(refused.value) and "s3cr3t" not in str(refused.value)
 
 
 def test_every_pattern_has_its_words() -> None:

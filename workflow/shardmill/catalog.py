@@ -65,6 +65,8 @@ def connect(
     import duckdb
 
     connection = duckdb.connect(":memory:", config={"memory_limit": _MEMORY})
+    # Times are shown as UTC, on whatever machine.
+    connection.execute("SET TimeZone = 'UTC'")
     # Drawn on stdout by long queries, where `shardmill query --format json` writes.
     connection.execute("SET enable_progress_bar = false")
     # Each thread holds row groups of long lists: on a large machine, all cores would not fit the memory limit.

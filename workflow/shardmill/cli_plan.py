@@ -21,7 +21,6 @@ from shardmill.status.outlook import server_count
 from shardmill.wording import counted
 
 _UNKNOWN = "not known yet"
-_MEASURED = 50  # shards
 
 
 def _positive(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
@@ -80,7 +79,8 @@ def _known(run: Run, mean_tokens: float | None, tokens_per_s: float | None) -> K
 def _prompts_to_generate(run: Run) -> int | None:
     """From build.json's counts or the prompt files' footers; None before the dataset was read.
 
-    What a stopped run has answered of a shard lies in its journal, and is not asked again.
+    What a stopped run has had answered of a shard lies in its journal, and is not asked again. What it has reused lies
+    there, too, and is counted with all that can be reused.
     """
     if not run.plan.generate:
         return 0
@@ -92,7 +92,8 @@ def _prompts_to_generate(run: Run) -> int | None:
         prompts = sum(count_rows(file) for file in files)
     else:
         return None
-    return prompts - sum(1 for shard in run.plan.generate for _ in finished_rows(run.build.journal(shard)))
+    answered = (row for shard in run.plan.generate for row in finished_rows(run.build.journal(shard)))
+    return prompts - sum(row["reused_from"] is None for row in answered)
 
 
 def _reusable(run: Run) -> int | None:
@@ -110,8 +111,11 @@ def _to_be_asked(known: Known, reusable: int | None) -> Known:
 
 
 def _measured(build: BuildPaths, shards: tuple[str, ...]) -> dict[str, float]:
-    """Means over at most 50 finished shards of this build; nothing where there is none. Reused rows have no rate."""
-    done = [shard for shard in shards if build.completions(shard).exists()][:_MEASURED]
+    """Means over the finished shards of this build; nothing where there is none. Reused rows have no rate.
+
+    Over all of them: at any moment a server is at several shards, and its time would be that of a few, its tokens not.
+    """
+    done = [shard for shard in shards if build.completions(shard).exists()]
     if not done:
         return {}
     from shardmill.status.rows import RowsCache, by_server, work

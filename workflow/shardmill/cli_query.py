@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 import sys
 from pathlib import Path
@@ -25,6 +26,7 @@ _WIDEST = 60
 _NO_LIMIT = 1_000_000
 # Kinds of statements, as DuckDB names them. A PIVOT is several.
 _READING = {"SELECT", "EXPLAIN", "MULTI"}
+_EXECUTED = re.compile(r"\s*explain\s*\(?\s*analyze\b", re.IGNORECASE)
 _ASIDE = re.compile(r"--[^\n]*|/\*.*?\*/|'(?:[^']|'')*'", re.DOTALL)
 
 
@@ -59,8 +61,9 @@ def query(sql: str, form: str, root: Path | None, configfiles: tuple[Path, ...])
             ) from None
         raise UsageError(f"DuckDB refuses the query: {error}") from None
     if form == "json":
+        _refuse_twins(names)
         for row in rows:
-            click.echo(orjson.dumps(dict(zip(names, row, strict=True)), default=str))
+            click.echo(_json_line(names, row))
     elif form == "csv":
         writer = csv.writer(sys.stdout)
         writer.writerow(names)
@@ -70,6 +73,21 @@ def query(sql: str, form: str, root: Path | None, configfiles: tuple[Path, ...])
         click.echo(counted(len(rows), "row"), err=True)
 
 
+def _refuse_twins(names: list[str]) -> None:
+    twins = sorted({name for name in names if names.count(name) > 1})
+    if twins:
+        raise UsageError(f"Two columns are called {twins[0]}, and an object of JSON has a name once: give one an AS.")
+
+
+def _json_line(names: list[str], row: tuple[Any, ...]) -> bytes:
+    """What JSON has no form of becomes a text. orjson knows no integer beyond 64 bits."""
+    values = dict(zip(names, row, strict=True))
+    try:
+        return orjson.dumps(values, default=str, option=orjson.OPT_NON_STR_KEYS)
+    except TypeError:
+        return json.dumps(values, default=str, ensure_ascii=False).encode()
+
+
 def _refuse_writing(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
     statements = connection.extract_statements(sql)
     if len(statements) != 1:
@@ -77,6 +95,8 @@ def _refuse_writing(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
             "Give one statement of SQL." if statements else "The query is empty: give one statement of SQL."
         )
     kind = statements[0].type.name
+    if kind == "EXPLAIN" and _EXECUTED.match(_ASIDE.sub(" ", sql)):
+        raise UsageError("`shardmill query` only reads, and EXPLAIN ANALYZE runs what it explains: leave ANALYZE out.")
     if kind not in _READING:
         raise UsageError(
             f"`shardmill query` only reads, and {kind} does not: give a SELECT (--format csv or json for a file), or "

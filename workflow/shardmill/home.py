@@ -81,6 +81,11 @@ class Home:
         return runlock.holder(self.lock) is not None
 
 
+def recorded_name(settings: Settings, server: str) -> str:
+    """A server's name in rows. Where other machines may work on the build, each with a gpu0, it has its machine's."""
+    return f"{socket.gethostname()}/{server}" if settings.s3.used else server
+
+
 def fleets(results: str) -> Path:
     return Path(results).absolute() / ".fleet"
 

@@ -85,8 +85,8 @@ def make_prompts(settings: Settings, build: BuildPaths, shards: Sequence[str], w
         rejects: list[Reject] = []
         counts = _Counts(settings)
         wanted = {shard_names(settings.prompts.shards).index(shard) for shard in shards}
-        for conversation, ready in _rendered(reader, task, renderer, rejects, workers):
-            if counts.full:
+        for conversation, ready in _rendered(reader, task, renderer, rejects, counts, workers):
+            if counts.full:  # what workers were ahead with
                 counts.beyond_limit += 1
                 continue
             verdict = _room(ready, settings)
@@ -153,7 +153,7 @@ class _Counts:
 
 
 def _rendered(
-    reader: Reader, task: RenderTask, renderer: Renderer, rejects: list[Reject], workers: int
+    reader: Reader, task: RenderTask, renderer: Renderer, rejects: list[Reject], counts: _Counts, workers: int
 ) -> Iterator[tuple[Conversation, Ready | Unfit]]:
     """Conversations in file order with what rendering made of them; what the reader rejects goes to `rejects`."""
 
@@ -161,6 +161,8 @@ def _rendered(
         for item in reader.conversations():
             if isinstance(item, Reject):
                 rejects.append(item)
+            elif counts.full:
+                counts.beyond_limit += 1
             else:
                 yield item
 

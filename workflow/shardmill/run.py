@@ -27,7 +27,7 @@ from shardmill.order import places
 from shardmill.paths import BuildPaths
 from shardmill.plan import Plan, make_plan
 from shardmill.runlock import RunLock, acquire, myself
-from shardmill.settings import Settings, layered, resolve
+from shardmill.settings import Settings, layered, overlay, resolve
 
 if TYPE_CHECKING:
     from shardmill.store.listing import Published
@@ -130,7 +130,7 @@ def open_run(config: Mapping[str, Any], given: ConfigSettings, frozen: bool) -> 
     Ends the process with one sentence where the config is wrong or the dataset is missing.
     """
     try:
-        over = layered(given.overwrite_config, typed(given.config))
+        over = overlay(given.overwrite_config, typed(given.config))
         return plan_run(resolve(layered(config, over)), Path(), frozen)
     except ShardmillError as error:
         _stop(error)

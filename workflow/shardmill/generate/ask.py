@@ -50,12 +50,23 @@ class Asker:
     """Asks for the prompts of one job. One for all of them: what one prompt teaches serves the others."""
 
     def __init__(
-        self, fleet: Pool, sender: Sender, model: Model, tally: Tally, *, attempts: int, patience_s: float, pace: Pace
+        self,
+        fleet: Pool,
+        sender: Sender,
+        model: Model,
+        tally: Tally,
+        recorded: Callable[[str], str],
+        *,
+        attempts: int,
+        patience_s: float,
+        pace: Pace,
     ) -> None:
+        """`recorded`: what a server of the fleet is called in rows and counts."""
         self._fleet = fleet
         self._sender = sender
         self._model = model
         self._tally = tally
+        self._recorded = recorded
         self._trust = Trust(attempts, patience_s, answered=tally.ok > 0)
         self._attempts = attempts
         self._pace = pace
@@ -117,14 +128,14 @@ class Asker:
         history.attempts += 1
         await self._fleet.release(lease, _outcome(ok=True, answer=answer))
         self._trust.learn(prompt, history, verdict)
-        self._tally.answered(lease.server, verdict, answer)
+        self._tally.answered(self._recorded(lease.server), verdict, answer)
         return Completion(
             reason=None,
             output_ids=verdict.output_ids,
             finish=verdict.finish,
             accept_length=answer.accept_length,
             attempts=history.attempts,
-            server=lease.server,
+            server=self._recorded(lease.server),
             latency_s=answer.latency_s,
             cut=verdict.cut,
         )
@@ -137,7 +148,7 @@ class Asker:
         proven = control is None or await self._sender.proves_itself(lease, control)
         await self._fleet.release(lease, _outcome(ok=True, answer=answer, degenerate=True))
         history.avoid |= {lease.server}
-        self._tally.degenerate(lease.server, verdict.kind, proven)
+        self._tally.degenerate(self._recorded(lease.server), verdict.kind, proven)
         if not proven:
             self._count_fault(history, lease, f"{verdict.kind}, as for another prompt that had a good answer")
             return None
@@ -160,7 +171,7 @@ class Asker:
         detail: str,
     ) -> Completion | None:
         after = await self._fleet.release(lease, _outcome(ok=False, fault=fault, detail=detail))
-        self._tally.fault(lease.server, fault)
+        self._tally.fault(self._recorded(lease.server), fault)
         _log.debug("%s: %s: %s", lease.server, fault, detail)
         history.avoid = history.avoid | {lease.server} if fault is not Fault.QUEUE_FULL else history.avoid
         if fault not in _NOT_COUNTED:

@@ -9,6 +9,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from typing import Any, Protocol
 
 from shardmill.engines import SamplingParams, api_key, engine, new_session
@@ -28,6 +29,7 @@ from shardmill.generate.send import Pool, Sender
 from shardmill.generate.space import Space
 from shardmill.generate.text import Text
 from shardmill.generate.work import Reusable, Work, nothing_reusable
+from shardmill.home import recorded_name
 from shardmill.journal import open_journal
 from shardmill.order import places
 from shardmill.paths import BuildPaths
@@ -178,6 +180,7 @@ class _Job:
                 Sender(server, session, fleet, self._model, given.request_timeout_s),
                 self._model,
                 self._work.tally,
+                partial(recorded_name, settings),
                 attempts=given.attempts,
                 patience_s=given.patience_s,
                 pace=self._pace,

@@ -90,34 +90,36 @@ def _plain_turns(turns: list[Any], roles: Counter[str]) -> list[Turn] | None:
 
 def _turns_field(record: dict[str, Any]) -> tuple[list[Any], bool]:
     filled: list[list[Any]] = []
-    empty = None
+    empty = misfit = None
     for key in keys_there(record, TURNS_KEYS):
         found = get(record, (key,))
         if found is None:
             continue
         if isinstance(found, str):
-            found = _json_list(found, key)
+            found = _json_list(found)
         if not isinstance(found, list):
-            raise Unreadable(RejectReason.TURNS_NOT_A_LIST, f"{key} holds {kind_of(found)}, not a list of turns")
-        if found:
+            misfit = misfit or f"{key} holds {kind_of(found)}, not a list of turns"
+        elif found:
             filled.append(found)
         else:
             empty = empty or key
     if filled:
         return filled[0], len(filled) > 1
+    if misfit is not None:
+        raise Unreadable(RejectReason.TURNS_NOT_A_LIST, misfit)
     if empty is not None:
         raise Unreadable(RejectReason.EMPTY_CONVERSATION, f"{empty} is an empty list")
     raise Unreadable(RejectReason.NO_CONVERSATIONS, f"none of {', '.join(TURNS_KEYS)} is there")
 
 
-def _json_list(text: str, key: str) -> Any:
-    """Some Parquet files hold the turns as JSON text."""
-    if text.lstrip()[:1] == "[":
-        try:
-            return orjson.loads(text)
-        except orjson.JSONDecodeError:
-            pass  # said below, with the field's name
-    raise Unreadable(RejectReason.TURNS_NOT_A_LIST, f"{key} holds a text, not a list of turns")
+def _json_list(text: str) -> Any:
+    """The list that a text holds, as in some Parquet files; the text itself where it is none."""
+    if text.lstrip()[:1] != "[":
+        return text
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return text
 
 
 def _read_turn(turn: dict[str, Any], number: int, roles: Counter[str]) -> Turn:

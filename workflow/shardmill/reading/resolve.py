@@ -19,6 +19,8 @@ from shardmill.reading.spool import ALONE_UNREADABLE, ASSISTANT, ASSISTANT_FIRST
 
 CONVERSATION, JOINED, DUPLICATE = 0, 1, 2
 NONE = -1
+# More parts than a conversation has, so that a quick look at them comes first.
+_MANY = 1000
 
 
 @dataclass(slots=True)
@@ -82,6 +84,8 @@ def _rejoin(index: npt.NDArray[Any], fate: Fate, dedupe: bool, notes: Counter[st
 
 
 def _join(index: npt.NDArray[Any], fate: Fate, layer: list[int], notes: Counter[str]) -> None:
+    if len(layer) > _MANY and _only_numbered(index[layer]):
+        return
     parts = [_part(index[entry]) for entry in layer]
     for chain in chains(parts, notes):
         before = layer[chain[0][0]]
@@ -92,6 +96,30 @@ def _join(index: npt.NDArray[Any], fate: Fate, layer: list[int], notes: Counter[
             fate.state[entry] = JOINED
             notes["overlaps_dropped"] += repeats
             before = entry
+
+
+def _only_numbered(parts: npt.NDArray[Any]) -> bool:
+    """Whether these, by their start, can't be parts of one whole: some begin inside others, and none repeats a turn.
+
+    `chains` finds the same, and what looks odd about each of them; for all records of a dataset, numbered behind one
+    word, that would take a gigabyte.
+    """
+    starts = parts["start"].astype(np.int64)
+    ends = starts + parts["turns"]
+    inside = starts[1:] < np.maximum.accumulate(ends)[:-1]
+    if not inside.any():
+        return False
+    begins = _rows_of(starts, parts["first"], parts["context"])
+    repeated = _rows_of(ends - 1, parts["last"], parts["context"])
+    return len(np.intersect1d(begins, repeated)) == 0
+
+
+def _rows_of(*columns: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """One comparable value for each row of the columns."""
+    rows = np.empty(len(columns[0]), dtype=[(str(number), column.dtype) for number, column in enumerate(columns)])
+    for number, column in enumerate(columns):
+        rows[str(number)] = column
+    return rows
 
 
 def _part(entry: Any) -> Part:

@@ -115,6 +115,7 @@ class ByteSource:
                 try:
                     plain = decoder.decompress(rest, 4 * CHUNK)
                 except zlib.error as error:
+                    # With what this call has decoded: where in it the damage begins can't be told.
                     self.problem = f"its gzip data are damaged before byte {self._raw:,} of the file ({error})"
                     return
                 rest = decoder.unused_data if decoder.eof else decoder.unconsumed_tail

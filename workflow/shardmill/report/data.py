@@ -84,7 +84,7 @@ def _totals(connection: duckdb.DuckDBPyConnection) -> dict[str, Any]:
 
 
 def _servers(connection: duckdb.DuckDBPyConnection) -> Rows:
-    """A row a server. `active_s`: the union of its requests' times, short pauses included."""
+    """A row a server. `active_s`: the union of its requests' times, short pauses included. Failed rows name none."""
     return _rows(
         connection,
         f"""
@@ -92,17 +92,17 @@ def _servers(connection: duckdb.DuckDBPyConnection) -> Rows:
             SELECT *, sum((began > coalesce(reached, began) + {_PAUSE_S})::INTEGER)
                 OVER (PARTITION BY server ORDER BY began, ended ROWS UNBOUNDED PRECEDING) AS island
             FROM (SELECT *, max(ended) OVER (PARTITION BY server ORDER BY began, ended
-                ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS reached FROM made_here)
+                ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS reached FROM made_here WHERE status = 'ok')
         ), active AS (
             SELECT server, sum(seconds) AS active_s
             FROM (SELECT server, max(ended) - min(began) AS seconds FROM islands GROUP BY server, island)
             GROUP BY server
         )
-        SELECT server, count(*) FILTER (status = 'ok') AS ok, count(*) FILTER (status = 'failed') AS failed,
+        SELECT server, count(*) AS ok,
             sum(tokens)::BIGINT AS tokens, any_value(active_s) AS active_s,
             sum(tokens) / nullif(any_value(active_s), 0) AS tokens_per_s,
             sum(accept_length * tokens) / nullif(sum(tokens) FILTER (accept_length IS NOT NULL), 0) AS accept_length
-        FROM made_here JOIN active USING (server) GROUP BY server ORDER BY tokens DESC, server
+        FROM made_here JOIN active USING (server) WHERE status = 'ok' GROUP BY server ORDER BY tokens DESC, server
         """,
     )
 
@@ -184,7 +184,7 @@ def _failures(connection: duckdb.DuckDBPyConnection) -> Rows:
         )
         SELECT reason, count(*) AS rows, list({{
                 'place': 'conversation ' || left(f.conversation_id, 12) || ', turn ' || f.turn,
-                'detail': f.attempts || ' attempts, last at ' || coalesce(f.server, 'no server'),
+                'detail': f.attempts || ' attempts',
                 'excerpt': left(json_extract_string(p.messages, '$[#-1].content'), 200)
             }} ORDER BY number) FILTER (number <= {_EXAMPLES}) AS examples
         FROM failed f LEFT JOIN prompts p USING (conversation_id, turn) GROUP BY reason ORDER BY rows DESC, reason

@@ -18,7 +18,7 @@ from shardmill.facts import build_facts
 from shardmill.files import read_json
 from shardmill.fleet import history
 from shardmill.fleet.gpus import Gpu
-from shardmill.home import Home
+from shardmill.home import Home, recorded_name
 from shardmill.paths import BuildPaths
 from shardmill.settings import Settings
 from shardmill.status import outlook, servers, trends
@@ -63,7 +63,7 @@ class Gatherer:
         pace = outlook.pace(shards, spans, each)
         seen: dict[int, Gpu] = {} if any(s.gpu is not None for s in fleet.servers) else servers.local_gpus()
         stages = _shards(build, shards)
-        moving = _trends(home, run, now, spans)
+        moving = _trends(settings, home, run, now, spans)
         return Status(
             build=build.name,
             root=str(build.root),
@@ -233,12 +233,13 @@ def _effort(shards: Sequence[ShardNow], done: Mapping[str, ShardRows]) -> Effort
     return whole
 
 
-def _trends(home: Home, run: RunNow, now: float, spans: Sequence[Span]) -> tuple[Trend, ...]:
+def _trends(settings: Settings, home: Home, run: RunNow, now: float, spans: Sequence[Span]) -> tuple[Trend, ...]:
     """Of the run at work, or the last one; a day of it at most."""
     until = now if run.at_work or run.last_sign is None else run.last_sign + history.EVERY_S
     samples = history.read(home.history, max(until - _TREND_S, run.started or 0.0))
     found = trends.from_history([sample for sample in samples if sample["at"] <= until])
-    return tuple(found or trends.from_rows(curves(spans)))
+    named = [replace(trend, server=recorded_name(settings, trend.server)) for trend in found]
+    return tuple(named or trends.from_rows(curves(spans)))
 
 
 def _warnings(run: RunNow, fleet: Fleet, shards: Shards, now: float) -> list[str]:

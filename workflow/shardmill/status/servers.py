@@ -10,7 +10,7 @@ from typing import Any
 
 from shardmill.files import read_json
 from shardmill.fleet.gpus import Gpu, gpus
-from shardmill.home import Home, fleet_key
+from shardmill.home import Home, fleet_key, recorded_name
 from shardmill.paths import BuildPaths
 from shardmill.settings import Settings
 from shardmill.status.model import Fleet, GpuNow, Server
@@ -52,7 +52,8 @@ def describe(
 ) -> Fleet:
     """`done`: what each server has answered of finished shards, `total`: all of them together; `going`: of the rest."""
     alive = state is not None and home.alive()
-    known = {server["name"]: server for server in state["servers"]} if state is not None else {}
+    listed = state["servers"] if state is not None else ()
+    known = {recorded_name(settings, server["name"]): server for server in listed}
     names = [*known, *sorted((done.keys() | going.keys()) - known.keys())]
     live = known if alive else {}
     servers = tuple(_server(name, live.get(name), done.get(name), going.get(name, 0)) for name in names)
