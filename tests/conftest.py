@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -31,6 +32,13 @@ CACHE = Path.home() / ".cache" / "shardmill-tests"
 
 # Started in the background, as CI may do, the session ignores Ctrl-C, and so would every command that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Workers share no folder of temporary files: there the servers that tests start have the locks on their GPUs.
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+    os.environ["TMPDIR"] = f"{tempfile.gettempdir()}/shardmill-{worker}"
+    Path(os.environ["TMPDIR"]).mkdir(exist_ok=True)
+    tempfile.tempdir = None
 
 
 def free_port() -> int:

@@ -175,6 +175,24 @@ async def test_real_server_info_and_load(version: str, context: int) -> None:
     assert load.kv_use is not None and 0 <= load.kv_use < 0.01
 
 
+@needs_golden
+async def test_a_server_of_several_data_parallel_ranks_has_the_room_of_all() -> None:
+    assert GOLDEN is not None
+    (body,) = (GOLDEN / "sglang-0.5.23").glob("server_info.body.*")
+    server = orjson.loads(body.read_bytes())
+    server |= {"internal_states": 8 * server["internal_states"], "max_running_requests": 128}
+
+    async def handler(request: web.Request) -> web.Response:
+        return web.json_response(server if request.path == "/server_info" else {})
+
+    async with serving(handler) as (session, url):
+        info = await engine("sglang").info(session, url)
+        assert (info.running_cap, info.requested_cap, info.cap_reason) == (128, 128, None)
+        server["max_running_requests"] = 256
+        info = await engine("sglang").info(session, url)
+    assert (info.running_cap, info.requested_cap) == (128, 256) and info.cap_reason is not None
+
+
 # What is sent
 
 

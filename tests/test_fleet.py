@@ -144,6 +144,8 @@ async def test_a_hung_server_is_found_and_its_leases_are_lost(results: Path, tmp
         settings = settings_of(results, *sims.urls, generate={"concurrency": 1})
         async with await Fleet.join(settings, build_of(results), "a", 0) as fleet:
             await until(lambda: [server_state(settings, i) for i in (0, 1)] == ["ready"] * 2, "both servers")
+            # From some server's answer it is known how long they take.
+            await fleet.release(await fleet.lease(), answered())
             leases = [await fleet.lease() for _ in range(2)]
             hung = next(lease for lease in leases if lease.url == sims.urls[0])
             sims.faults(0, {"kind": "hang", "health": 200})
@@ -153,6 +155,23 @@ async def test_a_hung_server_is_found_and_its_leases_are_lost(results: Path, tmp
             for lease in leases:
                 await fleet.release(lease, answered())
             assert (await fleet.lease()).url == sims.urls[1]
+
+
+async def test_a_full_server_whose_first_answers_take_long_is_well(results: Path, tmp_path: Path) -> None:
+    """Its probes wait behind them, and time out. Nobody has answered yet, so nobody knows how long that should take."""
+    sims = {"max_running_requests": 1, "length_mean": 4000, "length_min": 4000, "length_cap": 8000, "mamba_slots": None}
+    with SimFleet(1, sims, folder=tmp_path / "sims") as fleet_of_sims:
+        settings = settings_of(results, *fleet_of_sims.urls)
+        async with await Fleet.join(settings, build_of(results), "a", 0) as fleet, new_session() as session:
+            await until(lambda: server_state(settings) == "ready", "the server")
+            lease = await fleet.lease()
+            payload = {"input_ids": [11, 12], "sampling_params": {"max_new_tokens": 4000, "temperature": 0}, "rid": "r"}
+            working = asyncio.create_task(session.post(f"{lease.url}/generate", json=payload))
+            # Three probes of 2 s each, 0.5 s apart, after 1 s, took it out.
+            await asyncio.sleep(11)
+            assert not working.done() and not fleet.lost(lease).is_set() and server_state(settings) == "ready"
+            assert Home.of(settings).log.read_text().count("ready") == 1
+            working.cancel()
 
 
 async def test_one_failed_probe_takes_no_busy_server_out(results: Path, tmp_path: Path) -> None:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import random
+import resource
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from fleetkit import hurried, results
 from genkit import completions, conversation_id, expected, make_settings, make_shard, random_prompt
 from shardmill import runlock
+from shardmill.errors import ShardError
 from shardmill.files import read_json, write_json, write_text
+from shardmill.fleet.client import Fleet
 from shardmill.identity import build_identity
 from shardmill.journal import read_records
 from shardmill.paths import BuildPaths, shard_name
@@ -110,6 +117,50 @@ def test_what_was_made_of_earlier_answers_goes_before_new_ones_come(results: Pat
         assert not build.tokens(shard).exists() and not build.manifest(shard).exists()
         plan = make_plan(settings, build, Published)
         assert plan.generate == () and plan.tokenize == plan.publish == (shard,)
+
+
+def test_a_job_that_is_told_to_stop_halts_no_run(results: Path) -> None:
+    """By kill, or by a cluster that takes its node: the other shards are none the worse for it."""
+    with SimFleet(1, {**CONFIG, "length_mean": 4000, "time_scale": 1}) as servers:
+        settings = make_settings(servers.urls, sampling={"max_new_tokens": 8000})
+        build, by_shard = shards(settings, results, 1, 20)
+        (shard,) = by_shard
+        with runlock.acquire(build.lock, runlock.myself("test")):
+            job = start(build, shard)
+            _until(lambda: servers.received().total() > 3)
+            job.terminate()
+            assert "was told to stop" in finish(job, code=1, timeout_s=20)
+        assert not build.halt.exists()
+
+
+def test_a_job_whose_run_ended_before_it_joined_asks_nothing(results: Path) -> None:
+    """It waited for a claim or for disk meanwhile; and it is no job of the run after that one."""
+    with SimFleet(1, CONFIG) as servers:
+        settings = make_settings(servers.urls)
+        build, by_shard = shards(settings, results, 1, 5)
+        (shard,) = by_shard
+        with runlock.acquire(build.lock, runlock.myself("the run before")):
+            before = runlock.holder(build.lock)
+        for after in (contextlib.nullcontext(), runlock.acquire(build.lock, runlock.myself("the next run"))):
+            with after, pytest.raises(ShardError, match="its run has ended"):
+                asyncio.run(Fleet.join(settings, build, shard, 0, run=before))
+        assert servers.received().total() == 0
+
+
+def test_more_requests_than_the_usual_limit_of_open_files(results: Path) -> None:
+    """A job raises its own, as far as the machine lets it."""
+    with SimFleet(1, {**CONFIG, "max_running_requests": 120, "mamba_slots": None}) as servers:
+        settings = make_settings(servers.urls, generate={"concurrency": 120})
+        build, by_shard = shards(settings, results, 1, 200)
+        (shard,) = by_shard
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        with runlock.acquire(build.lock, runlock.myself("test")):
+            command = [sys.executable, "-m", "shardmill", "step", "--build", str(build.root), "generate", shard]
+            job = subprocess.Popen(
+                ["prlimit", f"--nofile=64:{hard}", *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+            )
+            finish(job)
+        assert_right(build, settings, by_shard)
 
 
 def test_all_servers_dead_it_waits_its_patience_out_and_the_next_run_goes_on(results: Path) -> None:

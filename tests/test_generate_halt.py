@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,9 @@ import orjson
 import pytest
 
 from fleetkit import hurried
+from shardmill import halt, runlock
 from shardmill.generate.pace import VARIABLE
+from shardmill.paths import BuildPaths
 from shardmill.schemas import read_rows
 from simserver import SimFleet, free_ports, prompt_hash
 from workspace import Workspace
@@ -47,6 +51,22 @@ def test_a_prompt_that_no_server_survives_leaves_all_other_shards_done(
         before = fleet.asked().total()
         assert workspace.build()["generate"] == 1
         assert fleet.asked().total() == before + 1, "of its shard, too, everything else was kept"
+
+
+def test_a_run_is_told_to_halt_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In blocks that it took when it began, since this is one of the reasons to halt."""
+    build = BuildPaths(tmp_path / "made-0123456789")
+
+    def full(path: Path, value: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    with runlock.acquire(build.lock, runlock.myself("test")):
+        monkeypatch.setattr(signal, "getsignal", lambda _: None)
+        halt.watch(build)
+        monkeypatch.setattr(halt, "write_json", full)
+        halt.ask(build, runlock.holder(build.lock), "The disk is full. " + "é" * 9000)
+    why = halt.reason(build)
+    assert why is not None and why.startswith("The disk is full. é") and not build.halt_reserve.exists()
 
 
 def test_no_server_left_halts_the_run(tmp_path: Path) -> None:

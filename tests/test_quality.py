@@ -118,6 +118,20 @@ def test_a_shard_that_goes_bad_in_the_middle_is_not_published(tmp_path: Path) ->
     assert not check_shard(build, chosen, SECOND)["passed"]
 
 
+@pytest.mark.parametrize("scope", ["pilot", "shard"])
+def test_todays_servers_are_judged_beside_many_rows_of_another_build(tmp_path: Path, scope: str) -> None:
+    """A few bad rows among many reused ones are within every limit, and are all that was asked here."""
+    reused = [good(number, reused_from="made-9876543210") for number in range(400)]
+    for bad, passes in ((disaster, False), (good, True)):
+        answers = [*reused, *(bad(number) for number in range(400, 440))]
+        build, chosen = made(tmp_path / bad.__name__, answers)
+        report = check_shard(build, chosen, FIRST) if scope == "shard" else check_pilot(build, chosen, [FIRST])
+        assert report["passed"] is passes, failing(report)
+        assert passes or "nearly_empty" in failing(report)
+        (empty,) = (check for check in report["checks"] if check["name"] == "nearly_empty")
+        assert empty["title"].endswith(" (rows asked here)") is not passes
+
+
 DAMAGE: dict[str, Callable[[int], Answer]] = {
     "nearly_empty": lambda n: good(n, text=f"word{n} yes"),
     "truncated": lambda n: good(n, text=long_answer(n, 90), finish_reason="length"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,14 +76,17 @@ def generate(job: Job, shard: str) -> None:
     """Prompts of a shard to completions, unless another machine on the same build has published them meanwhile."""
     if job.settings.prompts.turns != "regenerate":  # which renders later turns here, by transformers
         without("numpy")
+    from shardmill.descriptors import allow_many
+    from shardmill.fleet.client import Fleet
     from shardmill.generate.job import generate_shard
-    from shardmill.generate.pace import Pace
+    from shardmill.generate.pace import pace
     from shardmill.generate.space import Space
     from shardmill.reuse.lookup import open_lookup
     from shardmill.store.claims import claim_or_published
 
+    allow_many()
     # Before the claim, so that another machine can take the shard meanwhile.
-    Space(job.build.root, job.settings.generate.patience_s, Pace().space_s).wait()
+    Space(job.build.root, job.settings.generate.patience_s, pace().space_s).wait()
     claim = claim_or_published(job.settings, job.build, shard)
     if claim is None:
         _restore(job, shard)
@@ -91,7 +95,7 @@ def generate(job: Job, shard: str) -> None:
     for made in (job.build.manifest(shard), job.build.tokens(shard)):
         made.unlink(missing_ok=True)
     with claim, open_lookup(job.settings, job.build, shard) as lookup:
-        generate_shard(job.settings, job.build, shard, reusable=lookup)
+        generate_shard(job.settings, job.build, shard, join=partial(Fleet.join, run=job.run), reusable=lookup)
 
 
 @step.command()

@@ -8,23 +8,46 @@ the run, which may be on another machine, then starts no other job and lets thos
 
 from __future__ import annotations
 
+import logging
+import os
 import signal
 import threading
 import time
 from typing import Any
 
+import orjson
+
 from shardmill import runlock
-from shardmill.files import read_json, write_json
+from shardmill.files import read_json, write_bytes, write_json
 from shardmill.paths import BuildPaths
 
 _LOOK_S = 1.0
+_RESERVE_BYTES = 4096
+_LONGEST = 600  # characters of a reason in the reserve
+
+_log = logging.getLogger(__name__)
 
 
 def ask(build: BuildPaths, run: dict[str, Any] | None, why: str) -> None:
     """From a job that `run` (who held the build's lock when it began) has started. Nothing where that run is over."""
     if run is not None and runlock.holder(build.lock) == run:
-        write_json(build.halt, {"why": why})
+        try:
+            write_json(build.halt, {"why": why})
+        except OSError:
+            _write_into_reserve(build, why)
         time.sleep(2 * _LOOK_S)  # so that the run knows before this job's end frees a core for the next
+
+
+def _write_into_reserve(build: BuildPaths, why: str) -> None:
+    """On a full disk, which is a reason to halt, the word goes into blocks that the run has taken beforehand."""
+    word = orjson.dumps({"why": why[:_LONGEST]})
+    try:
+        with build.halt_reserve.open("r+b") as reserve:
+            reserve.write(word.ljust(_RESERVE_BYTES))
+            os.fsync(reserve.fileno())
+        build.halt_reserve.replace(build.halt)
+    except OSError as error:
+        _log.error("The run could not be told to halt (%s): other jobs may fail as this one did.", error)
 
 
 def reason(build: BuildPaths) -> str | None:
@@ -38,6 +61,7 @@ def reason(build: BuildPaths) -> str | None:
 def watch(build: BuildPaths) -> None:
     """For the run itself, once it holds the lock: looks out for such a word as long as the process lives."""
     build.halt.unlink(missing_ok=True)
+    write_bytes(build.halt_reserve, b" " * _RESERVE_BYTES)
     threading.Thread(target=_watch, args=(build,), daemon=True, name="halt").start()
 
 

@@ -117,6 +117,11 @@ class BuildPaths:
         return self.run / "halt.json"
 
     @property
+    def halt_reserve(self) -> Path:
+        """Blanks whose place on the disk `halt` takes when there is no other."""
+        return self.run / "halt.reserve"
+
+    @property
     def settings(self) -> Path:
         """The settings that the build last ran with, resolved, as JSON."""
         return self.run / "settings.json"

@@ -15,11 +15,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from shardmill import __version__, halt
+from shardmill import __version__, halt, runlock
 from shardmill.config_schema import typed
 from shardmill.courier import Courier, start_courier
 from shardmill.digests import UNKNOWN, InputDigests, input_digests
-from shardmill.errors import DataError, ShardmillError
+from shardmill.errors import DataError, ShardmillError, UsageError
 from shardmill.facts import build_facts
 from shardmill.files import write_json
 from shardmill.identity import build_id, build_identity
@@ -53,6 +53,8 @@ class Run:
     identity: dict[str, Any]
     digests: InputDigests
     plan: Plan
+    # Who held the build's lock when the plan was made, or held it last.
+    seen: tuple[bool, bytes]
     _lock: RunLock | None = None
     _courier: Courier | None = None
 
@@ -72,8 +74,11 @@ class Run:
         if self.digests.missing and (self.plan.prompts or self.plan.facts or self.digests.tokenizer == UNKNOWN):
             raise DataError(self.digests.missing[0])
         command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-        self._lock = acquire(self.build.lock, myself(command))
         build = self.build
+        before = runlock.last_holder(build.lock)
+        self._lock = acquire(build.lock, myself(command))
+        if self.seen[0] or before != self.seen[1]:
+            raise UsageError(f"Another run on {build.name} has ended since this one was planned: run again.")
         if not self.plan.facts:
             build.facts_found.unlink(missing_ok=True)
         for stale in self._stale_verdicts():
@@ -144,11 +149,12 @@ def find_build(settings: Settings, base: Path) -> BuildPaths:
 def plan_run(settings: Settings, base: Path, frozen: bool = False) -> Run:
     """The build that settings name and what is left to do for it. Reads, and changes nothing."""
     build, identity, digests = _identify(settings, base)
+    seen = runlock.holder(build.lock) is not None, runlock.last_holder(build.lock)
     if frozen:
         plan = Plan.load(build.plan)
     else:
         plan = make_plan(settings, build, lambda: _published(settings, build))
-    return Run(settings, build, identity, digests, plan)
+    return Run(settings, build, identity, digests, plan, seen)
 
 
 def asks_for_report(arguments: Sequence[str]) -> bool:

@@ -76,8 +76,9 @@ class SGLang(HttpEngine):
     async def info(self, session: aiohttp.ClientSession, url: str, timeout_s: float = 10.0) -> ServerInfo:
         server = await self._get(session, url, "/server_info", timeout_s)
         models = await self._get_if_there(session, url, "/v1/models", timeout_s)
-        state = first(server.get("internal_states"))
-        running_cap = http.whole(state.get("effective_max_running_requests_per_dp"))
+        states = _ranks(server)
+        caps = [http.whole(state.get("effective_max_running_requests_per_dp")) for state in states]
+        running_cap = sum(cap for cap in caps if cap is not None) if None not in caps and caps else None
         requested_cap = http.whole(server.get("max_running_requests"))
         name = server.get("served_model_name") or server.get("model_path")
         return ServerInfo(
@@ -86,7 +87,7 @@ class SGLang(HttpEngine):
             context=_context(server, first(models.get("data"))),
             running_cap=running_cap,
             requested_cap=requested_cap,
-            cap_reason=_cap_reason(server, state, running_cap, requested_cap),
+            cap_reason=_cap_reason(server, states, running_cap, requested_cap),
             version=server.get("version") if isinstance(server.get("version"), str) else None,
         )
 
@@ -194,6 +195,12 @@ def _finish(meta: dict[str, Any]) -> tuple[str, int | str | None]:
     return kind, matched if isinstance(matched, int | str) else None
 
 
+def _ranks(server: dict[str, Any]) -> list[dict[str, Any]]:
+    """One state for each data-parallel rank of the server; requests are shared out among them."""
+    states = server.get("internal_states")
+    return [state for state in states if isinstance(state, dict)] if isinstance(states, list) else []
+
+
 def _context(server: dict[str, Any], model: dict[str, Any]) -> int | None:
     """The smaller of what the model allows and what the KV cache holds for one request."""
     allowed = http.whole(model.get("max_model_len")) or http.whole(server.get("context_length"))
@@ -204,11 +211,12 @@ def _context(server: dict[str, Any], model: dict[str, Any]) -> int | None:
 
 
 def _cap_reason(
-    server: dict[str, Any], state: dict[str, Any], running_cap: int | None, requested_cap: int | None
+    server: dict[str, Any], states: list[dict[str, Any]], running_cap: int | None, requested_cap: int | None
 ) -> str | None:
-    """kv_cache_configurator.py: cap = max_mamba_cache_size // slots a request."""
+    """kv_cache_configurator.py: cap = max_mamba_cache_size // slots a request, both of one data-parallel rank."""
     if running_cap is None or requested_cap is None or running_cap >= requested_cap:
         return None
+    state, running_cap, requested_cap = states[0], running_cap // len(states), requested_cap // len(states)
     slots = http.whole(state.get("max_mamba_cache_size")) or http.whole(server.get("max_mamba_cache_size"))
     if slots is None:
         return "its memory: raise mem-fraction-static in servers.args, or look for 'is capped to' in its log"

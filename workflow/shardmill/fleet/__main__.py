@@ -1,4 +1,4 @@
-"""`python -m shardmill.fleet FOLDER`: the fleet process of a folder (fleet/home.py). The first job starts it."""
+"""`python -m shardmill.fleet FOLDER`: the fleet process of a folder (home.py). The first job starts it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from shardmill import runlock
+from shardmill.descriptors import allow_many
 from shardmill.errors import ShardmillError
 from shardmill.fleet.process import FleetProcess
 from shardmill.fleet.timing import timing
@@ -16,6 +17,7 @@ from shardmill.settings import frozen
 
 def main() -> int:
     home = Home(Path(sys.argv[1]))
+    allow_many()
     try:
         with runlock.acquire(home.lock, runlock.myself("the fleet")):
             asyncio.run(FleetProcess(home, frozen(home.settings), timing()).run())

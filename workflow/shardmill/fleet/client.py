@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from shardmill import runlock
-from shardmill.errors import NoServers, SetupFault, ShardmillError
+from shardmill.errors import NoServers, SetupFault, ShardError, ShardmillError
 from shardmill.facts import build_facts
 from shardmill.fleet import starter, wire
 from shardmill.fleet.lease import UNUSED, Aftermath, Lease, Outcome, release_message
@@ -48,14 +48,14 @@ class _Held:
 class Fleet:
     """One job's membership in the fleet; an async context manager. Made by `join`."""
 
-    def __init__(self, settings: Settings, build: BuildPaths, job: str, order: int) -> None:
+    def __init__(self, settings: Settings, build: BuildPaths, job: str, order: int, run: dict[str, Any] | None) -> None:
         self.stop_requested = asyncio.Event()
         self.warnings: tuple[str, ...] = ()
         self._settings = settings
         self._build = build
         self._job = job
         self._order = order
-        self._run_at_start = runlock.holder(build.lock)
+        self._run_at_start = run
         self._home = Home.of(settings)
         self._silent_s = timing().silent_s
         self._wishes: dict[int, _Wish] = {}
@@ -67,12 +67,19 @@ class Fleet:
         self._reader: asyncio.Task[None] | None = None
 
     @classmethod
-    async def join(cls, settings: Settings, build: BuildPaths, job: str, order: int) -> Fleet:
+    async def join(
+        cls, settings: Settings, build: BuildPaths, job: str, order: int, run: dict[str, Any] | None = None
+    ) -> Fleet:
         """Connects to the fleet of these settings on this host, and starts it when there is none.
 
-        `job` names the job for status; the lowest `order` is served first. Raises ShardmillError when no fleet starts.
+        `job` names the job for status; the lowest `order` is served first. `run`: who held the build's lock when the
+        job began, where that is some time ago. Raises ShardError when that run has ended meanwhile, ShardmillError when
+        no fleet starts.
         """
-        fleet = cls(settings, build, job, order)
+        holder = runlock.holder(build.lock)
+        if run is not None and holder != run:
+            raise ShardError(f"{job} stops: its run has ended before it asked for anything.")
+        fleet = cls(settings, build, job, order, holder)
         connection = await starter.connect_or_start(fleet._home, settings)
         fleet._hello(connection[1])
         fleet._reader = asyncio.create_task(fleet._run(connection[0]))

@@ -107,6 +107,7 @@ async def _look_at_endpoints(settings: Settings, home: Home, wait_s: float) -> S
             changed=lambda: None,
             lost=lambda _: None,
             log=lambda _: None,
+            slowest=lambda: settings.generate.request_timeout_s / 3,
         )
         members = [Member(endpoint.name, site, None, url=endpoint.url) for endpoint in endpoints(settings)]
         await asyncio.gather(*(member.inspect(wait_s) for member in members))

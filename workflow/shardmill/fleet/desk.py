@@ -92,10 +92,13 @@ class Desk:
     def give_out(self) -> None:
         if self._awaited > 0 and time.monotonic() < self._awaited_until:
             return
-        for grant in self._pool.grants():
+        idle = [member for member in self._members.values() if not member.outstanding]
+        grants = self._pool.grants()
+        for member in idle:
+            member.busy_from_now()
+        for grant in grants:
             job, member = self.jobs[grant.ask.client], self._members[grant.server]
             job.granted_at[grant.ask.number] = time.monotonic()
-            member.granted()
             job.tell({"op": "grant", "n": grant.ask.number, "server": member.name, "url": member.url})
 
     def tell_lost(self, name: str) -> None:

@@ -87,7 +87,7 @@ class Life:
                 member.process = await processes.start(
                     self._site.home, member.name, command, timing.grace_s, timing.orphan_s
                 )
-            except ShardmillError as error:
+            except (ShardmillError, OSError) as error:
                 raise _StartFailed(StartProblem(str(error), setup=isinstance(error, SetupFault))) from None
             member.starts += 1
         member.url = member.process.url
@@ -192,9 +192,13 @@ class Life:
         self._member.enter_pool()
 
     def _quiet(self) -> bool:
-        """It has had work for long, and not one answer came."""
+        """It has had work for long, and not one answer came.
+
+        How long that is its own answers say, or else those of other servers: behind a full server's queue a probe says
+        nothing, and one whose answers take minutes is well.
+        """
         member = self._member
-        patience = max(self._timing.quiet_s, 3 * member.record.slowest)
+        patience = max(self._timing.quiet_s, 3 * (member.record.slowest or self._site.slowest()))
         last = max(member.record.last_answer, member.busy_since)
         return bool(member.outstanding) and self._site.clock() - last > patience
 

@@ -44,7 +44,7 @@ class Member:
     failures: int = 0  # starts in a row that led to nothing
     answers_before: int = 0  # of records before this one
     faults_before: Counter[str] = field(default_factory=Counter)
-    busy_since: float = 0.0  # when it last had nothing to do
+    busy_since: float = 0.0  # when it last had nothing to do, or came into the pool
     warning: str | None = None
     _poke: asyncio.Event = field(default_factory=asyncio.Event)
     _verdict: asyncio.Task[bool] | None = None
@@ -130,6 +130,7 @@ class Member:
 
     def enter_pool(self) -> None:
         self.set(State.READY, "")
+        self.busy_since = self.site.clock()
         self.site.pool.open(self.name, self.info.running_cap if self.info is not None else None)
         self.site.changed()
 
@@ -138,9 +139,9 @@ class Member:
         self.set(state, why)
         self.site.changed()
 
-    def granted(self) -> None:
-        """A lease was given out."""
-        if self.outstanding == 1:
+    def busy_from_now(self) -> None:
+        """For one that had nothing to do, after leases were given out."""
+        if self.outstanding:
             self.busy_since = self.site.clock()
 
     def withdraw(self) -> None:
@@ -179,11 +180,17 @@ class Member:
         """Whether the server is known to have died after `moment`; waits for certainty, `verdict_s` at most."""
         if self.died_at is not None and self.died_at >= moment:
             return True
-        if self.process is not None and self.process.started > time.time() - (self.site.clock() - moment):
+        if self.process is not None and self._began_after(self.process, moment):
             return True  # died while no fleet was there to see it
         if self._verdict is None or self._verdict.done():
             self._verdict = asyncio.create_task(self._dies())
         return await asyncio.shield(self._verdict) or (self.died_at is not None and self.died_at >= moment)
+
+    def _began_after(self, process: ServerProcess, moment: float) -> bool:
+        """By the wall clock, which may have been set, only where there is no other."""
+        if process.begun is not None:
+            return process.begun > moment
+        return process.started > time.time() - (self.site.clock() - moment)
 
     async def _dies(self) -> bool:
         until = self.site.clock() + self.site.timing.verdict_s

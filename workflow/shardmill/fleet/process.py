@@ -48,6 +48,11 @@ class FleetProcess:
         self._over_at: float | None = None
         self._history = History(home.history)
 
+    def _slowest(self) -> float:
+        """Before the first answer: as if each might take until its request is given up."""
+        slowest = max((member.record.slowest for member in self.members.values()), default=0.0)
+        return slowest or self.settings.generate.request_timeout_s / 3
+
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -64,6 +69,7 @@ class FleetProcess:
                 changed=self.desk.give_out,
                 lost=self.desk.tell_lost,
                 log=_log,
+                slowest=self._slowest,
             )
             path = _socket_path(self.home)
             self.roster = Roster(self.settings, site, self.members)

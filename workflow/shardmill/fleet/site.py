@@ -70,4 +70,5 @@ class Site:
     changed: Callable[[], None]  # the pool has room, or has lost it
     lost: Callable[[str], None]  # no request at this server will be answered
     log: Callable[[str], None]
+    slowest: Callable[[], float]  # seconds of the slowest recent answer of all servers; a guess before there is one
     clock: Callable[[], float] = time.monotonic

@@ -146,7 +146,9 @@ class Asker:
         """A degenerate answer: an attempt of this prompt, or, where the control fails as well, the server's fault."""
         control = self._trust.control
         proven = control is None or await self._sender.proves_itself(lease, control)
-        await self._fleet.release(lease, _outcome(ok=True, answer=answer, degenerate=True))
+        # A server that has just answered the control well is not held to be going bad: it is the prompt.
+        at_fault = control is None or not proven
+        await self._fleet.release(lease, _outcome(ok=True, answer=answer, degenerate=at_fault))
         history.avoid |= {lease.server}
         self._tally.degenerate(self._recorded(lease.server), verdict.kind, proven)
         if not proven:

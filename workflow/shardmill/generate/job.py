@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from shardmill.engines import SamplingParams, api_key, engine, new_session
-from shardmill.errors import DataError, ShardmillError
+from shardmill.errors import DataError, ShardError, ShardmillError
 from shardmill.facts import build_facts
 from shardmill.fleet.client import Fleet
 from shardmill.generate.ask import Asker
@@ -201,7 +201,7 @@ class _Job:
 
     async def _when(self, event: asyncio.Event, why: str) -> None:
         await event.wait()
-        raise ShardmillError(
+        raise ShardError(
             f"{self._shard} {why}. {self._work.tally.done} of {len(self._work.prompts)} prompts are done and kept, "
             f"and the next run goes on from there."
         )

@@ -49,6 +49,17 @@ def prepare(connection: duckdb.DuckDBPyConnection, settings: Settings, facts: Ma
     _training_rows(connection)
 
 
+def leave_out_reused(connection: duckdb.DuckDBPyConnection) -> None:
+    """From the views, before `prepare`: rows of other builds, with their training rows and prompts."""
+    for kind in ("completions", "tokens"):
+        connection.execute(f"ALTER VIEW {kind} RENAME TO all_{kind}")
+        connection.execute(f"CREATE VIEW {kind} AS SELECT * FROM all_{kind} WHERE reused_from IS NULL")
+    connection.execute("ALTER VIEW prompts RENAME TO all_prompts")
+    connection.execute(
+        "CREATE VIEW prompts AS SELECT * FROM all_prompts SEMI JOIN completions USING (conversation_id, turn)"
+    )
+
+
 def _settings(connection: duckdb.DuckDBPyConnection, settings: Settings, model: Mapping[str, Any]) -> None:
     connection.execute(
         "CREATE TEMP TABLE settings AS SELECT $1::VARCHAR AS model, $2::BOOLEAN AS thinking, "

@@ -45,6 +45,7 @@ class ServerProcess:
     record: dict[str, Any]
     lock: Path
     log_begin: int  # where this start's log begins, in bytes
+    begun: float | None = None  # on the monotonic clock; None for one that was taken over
     _guardian: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
@@ -180,7 +181,8 @@ async def start(home: Home, name: str, command: Command, grace_s: float, orphan_
             stderr=stream,
             start_new_session=True,
         )
-    until = time.monotonic() + _GUARDIAN_START_S
+    began = time.monotonic()
+    until = began + _GUARDIAN_START_S
     try:
         while not record.exists():
             if guardian.poll() is not None or time.monotonic() > until:
@@ -191,7 +193,7 @@ async def start(home: Home, name: str, command: Command, grace_s: float, orphan_
     except BaseException:
         guardian.terminate()  # it takes with it what it may have started
         raise
-    return ServerProcess(name, read_json(record), lock, begin, guardian)
+    return ServerProcess(name, read_json(record), lock, begin, began, guardian)
 
 
 def left_over(home: Home) -> list[ServerProcess]:
