@@ -24,7 +24,7 @@ run: venv
 test: lint pytest
 
 pytest: $(VENV)/.dev
-	$(HERE) python -m pytest -n 2 --dist worksteal
+	$(HERE) python -m pytest -n 3 --dist worksteal
 
 lint: $(VENV)/.dev
 	$(HERE) ruff check --no-cache workflow tests benchmarks
