@@ -52,7 +52,7 @@ def test_the_query_that_a_finished_run_suggests_fits_a_terminal(
     build = MadeBuild(tmp_path / "made-0123456789", chosen).write(long)
     plan = make_plan(chosen, build, Published)
     write_json(build.quality_passed(plan.checks_key), {})
-    Run(chosen, build, {}, input_digests(chosen, REPO), plan).succeeded()
+    Run(chosen, build, {}, input_digests(chosen, REPO), plan, (False, b"")).succeeded()
     (said,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("  query ")]
     _, command, *arguments = shlex.split(said)
     (shown,) = re.findall(r"^  query    (.*)$", README, re.MULTILINE)

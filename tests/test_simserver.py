@@ -368,7 +368,7 @@ def test_the_scheduler_clamps_a_limit_that_just_fits_the_context(fleet: SimFleet
 
 
 def test_slots_queue_and_disconnects() -> None:
-    config = {"max_running_requests": 8, "mamba_slots": 10, "time_scale": 20.0, "styles": {"loop": 1.0}}
+    config = {"max_running_requests": 8, "mamba_slots": 10, "time_scale": 5.0, "styles": {"loop": 1.0}}
     with SimFleet(1, config) as fleet, ThreadPoolExecutor(5) as pool:
         url = fleet.urls[0]
         waiting = [pool.submit(generate, url, [i + 1], max_new_tokens=400) for i in range(3)]

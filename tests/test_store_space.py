@@ -14,6 +14,7 @@ import pytest
 
 from genkit import completions, generate, make_settings, make_shard, random_prompt
 from s3proxy import wait_until
+from shardmill.disk import Room, room_of
 from shardmill.errors import ShardmillError
 from shardmill.generate import space
 from shardmill.paths import BuildPaths
@@ -28,7 +29,7 @@ DISK = 64 << 20
 def disk(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Bytes that are free, as a list of one, of 100 that are needed."""
     free = [1000]
-    monkeypatch.setattr(space, "room_of", lambda folder: space.Room(free[0], 100))
+    monkeypatch.setattr(space, "room_of", lambda folder: Room(free[0], 100))
     return free
 
 
@@ -74,10 +75,10 @@ def test_a_disk_that_stays_tight_ends_the_job_and_what_was_answered_is_kept(tmp_
 
 
 def test_a_share_of_a_small_disk_is_kept_and_two_gigabytes_of_a_large_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    def disk_of(size: int, free: int) -> space.Room:
+    def disk_of(size: int, free: int) -> Room:
         blocks = (4096, 4096, size // 4096, free // 4096, free // 4096, 0, 0, 0, 0, 255)
         monkeypatch.setattr(os, "statvfs", lambda folder: os.statvfs_result(blocks))
-        return space.room_of(Path())
+        return room_of(Path())
 
     assert disk_of(10**10, 6 * 10**8).tight is False and disk_of(10**10, 4 * 10**8).tight
     assert disk_of(3 * 10**13, 21 * 10**8).tight is False and disk_of(3 * 10**13, 19 * 10**8).tight
