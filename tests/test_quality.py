@@ -128,6 +128,10 @@ def test_todays_servers_are_judged_beside_many_rows_of_another_build(tmp_path: P
         report = check_shard(build, chosen, FIRST) if scope == "shard" else check_pilot(build, chosen, [FIRST])
         assert report["passed"] is passes, failing(report)
         assert passes or "nearly_empty" in failing(report)
+        # Longer than all others, as where only what a limit had cut is asked again: that alone is no reason to stop.
+        cut = [*reused, *(good(n, text=long_answer(n, 400), finish_reason="length") for n in range(400, 440))]
+        of_cut = check_pilot(*made(tmp_path / f"{bad.__name__}-cut", cut), [FIRST])
+        assert not [check for check in of_cut["checks"] if check["title"].endswith("(rows asked here)")]
         (empty,) = (check for check in report["checks"] if check["name"] == "nearly_empty")
         assert empty["title"].endswith(" (rows asked here)") is not passes
 

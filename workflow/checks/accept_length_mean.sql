@@ -2,6 +2,7 @@
 -- unit: tokens a step
 -- limit: 1.5
 -- direction: min
+-- reused: apart
 -- advice: Near 1 the servers draft in vain: slow, and a sign of broken output. See `shardmill servers status` for each server,
 --   restart the bad one, and discard the shards that it wrote. Servers that draft nothing give no value.
 SELECT sum(accept_length * completion_tokens) / sum(completion_tokens)

@@ -1,6 +1,7 @@
 -- title: Answers that are equal to the answer to another prompt
 -- unit: share
 -- limit: 0.05
+-- reused: apart
 -- advice: A server that answers everything alike is broken or runs another model: look at the server column of the examples.
 WITH same AS (SELECT answer_hash FROM answers GROUP BY answer_hash HAVING count(DISTINCT prompt_id) > 1)
 SELECT avg((answer_hash IN (FROM same))::INTEGER) FROM answers;

@@ -1,6 +1,7 @@
 -- title: Answers with fewer than 16 supervised tokens
 -- unit: share
 -- limit: 0.10
+-- reused: apart
 -- advice: Look at the examples. An empty think block and a word say that the chat template and the thinking setting don't
 --   fit the model, or that the server is broken: ask it by hand, and compare the prompt with the model card's. Answers that
 --   end in `length` were cut: raise sampling.max_new_tokens, or model.context where prompts are long.

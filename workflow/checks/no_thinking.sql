@@ -1,6 +1,7 @@
 -- title: Answers without thinking although thinking is on
 -- unit: share
 -- limit: 0.05
+-- reused: apart
 -- advice: Check that the prompt ends in an opened think block (select prompt_ids from completions), that the model thinks
 --   at all, and that the chat template is the model's own.
 SELECT CASE WHEN any_value(settings.thinking) THEN avg((thought_chars = 0)::INTEGER) END FROM answers, settings;

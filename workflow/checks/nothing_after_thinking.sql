@@ -1,6 +1,7 @@
 -- title: Answers that end right after their thinking
 -- unit: share
 -- limit: 0.02
+-- reused: apart
 -- advice: Look at the stop ids in build.json (model.stop_ids): one of them may be what the model writes after thinking.
 SELECT avg((closed AND said_chars = 0)::INTEGER) FROM answers;
 

@@ -16,7 +16,7 @@ SCOPES = ("pilot", "shard", "build")
 
 _HEADER = re.compile(r"--\s*(\w+):\s*(.*)")
 _EXAMPLES = re.compile(r"^--\s*examples:.*$", re.MULTILINE)
-_KEYS = {"title", "unit", "limit", "direction", "severity", "scope", "needs", "advice"}
+_KEYS = {"title", "unit", "limit", "direction", "severity", "scope", "needs", "reused", "advice"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,7 @@ class Check:
     severity: str  # error | warning
     scopes: tuple[str, ...]
     needs_prompts: bool  # it reads the prompts' texts, which a machine that has restored its shards lacks
+    reused_apart: bool  # rows that were asked here are judged by themselves, too, beside those of other builds
     advice: str
     query: str
     examples: str | None
@@ -84,6 +85,8 @@ def read_check(path: Path) -> Check:
         raise refuse(f"has scope {header['scope']!r}, which must name some of {', '.join(SCOPES)}")
     if header.get("needs", "prompts") != "prompts":
         raise refuse(f"needs {header['needs']!r}, which must be prompts")
+    if header.get("reused", "apart") != "apart":
+        raise refuse(f"has reused {header['reused']!r}, which must be apart")
     try:
         limit = float(header["limit"]) if header.get("limit") else None
     except ValueError:
@@ -97,6 +100,7 @@ def read_check(path: Path) -> Check:
         severity=severity,
         scopes=scopes,
         needs_prompts="needs" in header,
+        reused_apart="reused" in header,
         advice=header.get("advice", ""),
         query=query,
         examples=examples[0] if examples else None,

@@ -74,10 +74,8 @@ def _check(build: BuildPaths, settings: Settings, scope: str, shards: Sequence[s
         reused, failures = _reused(connection), _failures(connection)
         distributions = lengths(connection) if scope == "build" else None
     if scope != "build" and totals["reused"] and totals["rows"] - totals["reused"] >= LEAST_ROWS:
-        results = [
-            new if whole["passed"] and not new["passed"] else whole
-            for whole, new in zip(results, _of_new_rows(build, settings, scope, shards), strict=True)
-        ]
+        worse = {item["name"]: item for item in _of_new_rows(build, settings, scope, shards) if not item["passed"]}
+        results = [worse.get(item["name"], item) if item["passed"] else item for item in results]
     few = totals["rows"] < (1 if scope == "build" else LEAST_ROWS)
     failing = [item for item in results if _stops(item)]
     if few:
@@ -106,7 +104,11 @@ def _check(build: BuildPaths, settings: Settings, scope: str, shards: Sequence[s
 
 
 def _of_new_rows(build: BuildPaths, settings: Settings, scope: str, shards: Sequence[str] | None) -> list[Report]:
-    """The checks over what was asked here alone: among many rows of another build, today's servers would not show."""
+    """Checks over what was asked here alone: among many rows of another build, today's servers would not show.
+
+    Those alone that such rows can be held against: where only what a limit had cut is asked again, they are longer than
+    others, and are cut or repeat themselves more often.
+    """
     with connect(build, shards) as connection:
         _effort(connection, build, shards)
         leave_out_reused(connection)
@@ -115,6 +117,7 @@ def _of_new_rows(build: BuildPaths, settings: Settings, scope: str, shards: Sequ
         results = [
             _result(connection, check, settings.quality, sample)
             for check in load_checks(settings.quality).of_scope(scope)
+            if check.reused_apart
         ]
     return [{**result, "title": f"{result['title']} (rows asked here)"} for result in results]
 
