@@ -103,6 +103,18 @@ def test_the_seeds_disaster_is_stopped_at_the_gate(tmp_path: Path) -> None:
     assert all(len(example["prompt_id"]) == 64 for example in empty["examples"])
 
 
+def test_rows_that_are_damaged_inside_are_one_sentence(tmp_path: Path) -> None:
+    """Of the right size, with a sound footer: DuckDB's own word for it names no file."""
+    build, chosen = made(tmp_path, [good(number) for number in range(60)])
+    path = build.tokens(FIRST)
+    content = bytearray(path.read_bytes())
+    for place in range(300, 420):
+        content[place] ^= 255
+    path.write_bytes(bytes(content))
+    with pytest.raises(DataError, match="`shardmill verify` says which file"):
+        check_build(build, chosen)
+
+
 def test_the_disaster_in_87_percent_of_the_rows(tmp_path: Path) -> None:
     answers = [disaster(number) if number % 100 < 87 else good(number) for number in range(200)]
     build, chosen = made(tmp_path, answers)

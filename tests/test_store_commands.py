@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from shardmill.errors import ShardmillError, UsageError
 from shardmill.files import write_json
 from shardmill.paths import BuildPaths, shard_names
 from shardmill.plan import make_plan
+from shardmill.redo import discard_shard
 from shardmill.settings import Settings
 from shardmill.store.client import Store
 from shardmill.store.listing import published
@@ -165,6 +168,41 @@ def test_damage_in_the_store_is_listed(build: BuildPaths, settings: Settings, mo
     for shard in plan.publish:
         publish_shard(settings, build, shard)
     assert make_plan(settings, build, lambda: published(settings, build)).publish == ()
+
+
+def test_a_repaired_shard_is_the_same_to_other_machines(build: BuildPaths, settings: Settings, moto: Server) -> None:
+    manifest = build.manifest(FIRST).read_bytes()
+    key = json.loads(manifest)["objects"][0]["key"]
+    moto.client().delete_object(Bucket=BUCKET, Key=key)
+    time.sleep(1.1)  # a manifest's time is to the second
+    assert "uploaded again" in call("verify", "--repair", "--build", str(build.root)).output
+    stored = (
+        moto.client().get_object(Bucket=BUCKET, Key=f"{settings.s3.root(NAME)}manifests/{FIRST}.json")["Body"].read()
+    )
+    assert build.manifest(FIRST).read_bytes() == stored == manifest
+
+
+def test_verify_says_of_a_copy_that_it_was_taken_out(build: BuildPaths, settings: Settings, tmp_path: Path) -> None:
+    other = BuildPaths(tmp_path / "elsewhere" / NAME)
+    shutil.copytree(build.root, other.root)
+    discard_shard(settings, build, FIRST)
+    done = call("verify", "--build", str(other.root), expect=1)
+    assert f"discarded: manifests/{FIRST}.json" in done.output and "makes again what was taken out" in done.output
+    assert "publishes what the store lacks" not in done.output
+
+
+def test_no_build_is_deleted_under_a_run(build: BuildPaths, settings: Settings, moto: Server, tmp_path: Path) -> None:
+    client, root = moto.client(), settings.s3.root(NAME)
+    with s3_proxy(settings.s3.endpoint_url or "") as proxy:
+        late = configfile(store_settings(proxy.url, prefix=settings.s3.prefix), tmp_path)
+        for state, ahead, deleted in (("running", 0, False), ("running", 300, True), ("ended", 0, True)):
+            client.put_object(
+                Bucket=BUCKET, Key=f"{root}progress/node.json", Body=json.dumps({"state": state}).encode()
+            )
+            proxy.clock_s = ahead
+            done = call("inventory", "--delete", NAME, "--yes", "--configfile", late, expect=0 if deleted else 1)
+            assert deleted or "A run is at work on" in str(done.exception)
+            assert ("Contents" not in client.list_objects_v2(Bucket=BUCKET, Prefix=root)) is deleted
 
 
 def test_verify_of_an_unfinished_build_counts_what_is_there(settings: Settings, tmp_path: Path) -> None:

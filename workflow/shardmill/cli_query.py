@@ -54,8 +54,8 @@ def query(sql: str, form: str, root: Path | None, configfiles: tuple[Path, ...])
             names = [column[0] for column in answer.description or []]
             rows = answer.fetchall()
     except duckdb.Error as error:
-        # DuckDB names the file where reading it is what fails.
-        if str(subject.build.root.absolute()) in str(error):
+        # DuckDB names the file where reading it is what fails; of damage inside one it has no more than a bare word.
+        if str(subject.build.root.absolute()) in str(error) or type(error) is duckdb.Error:
             raise DataError(
                 f"A file of the build can't be read ({error}): `shardmill verify` says what is wrong with it."
             ) from None

@@ -33,7 +33,11 @@ class _Steps(click.Group):
     def invoke(self, context: click.Context) -> Any:
         try:
             return super().invoke(context)
-        except (click.ClickException, click.exceptions.Exit, ShardError):
+        except (click.ClickException, click.exceptions.Exit):
+            raise
+        except ShardError as error:
+            if isinstance(context.obj, Job):
+                halt.note(context.obj.build, str(error))
             raise
         except Exception as error:
             if isinstance(context.obj, Job):

@@ -129,7 +129,7 @@ def inventory(
     """Everything under the bucket and prefix by build and kind, its age and cost, and what is left over."""
     from shardmill.store.client import Store
     from shardmill.store.inventory import as_json as json_of
-    from shardmill.store.inventory import delete, plan_deletion, take_inventory
+    from shardmill.store.inventory import at_work, delete, plan_deletion, take_inventory
 
     settings = _store_settings(root, configfiles)
     store = Store(settings.s3)
@@ -145,6 +145,11 @@ def inventory(
     if not doomed:
         return
     deletion = plan_deletion(found, doomed, timedelta(hours=hours))
+    if running := at_work(store, found, doomed):
+        raise ShardmillError(
+            f"A run is at work on {', '.join(running)}, and would go on as if its shards were there: stop it first. "
+            f"One that was killed counts as gone after three minutes. Nothing was deleted."
+        )
     if not deletion.keys and not deletion.uploads:
         click.echo(f"Nothing to delete: {', '.join(doomed)} has nothing older than {hours:g} h.", err=True)
         return

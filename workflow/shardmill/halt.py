@@ -50,6 +50,23 @@ def _write_into_reserve(build: BuildPaths, why: str) -> None:
         _log.error("The run could not be told to halt (%s): other jobs may fail as this one did.", error)
 
 
+def note(build: BuildPaths, why: str) -> None:
+    """From a job whose own shard alone is in trouble: for the run's last lines."""
+    try:
+        with build.troubles.open("ab") as stream:
+            stream.write(f"{' '.join(why.split())}\n".encode())
+    except OSError as error:
+        _log.warning("The run's last lines won't repeat this: %s", error)
+
+
+def noted(build: BuildPaths) -> list[str]:
+    """What jobs of the run at work have noted."""
+    try:
+        return list(dict.fromkeys(build.troubles.read_text(encoding="utf-8").splitlines()))
+    except FileNotFoundError:
+        return []
+
+
 def reason(build: BuildPaths) -> str | None:
     """Why a job asked its run to halt; None when none did."""
     try:
@@ -61,6 +78,7 @@ def reason(build: BuildPaths) -> str | None:
 def watch(build: BuildPaths) -> None:
     """For the run itself, once it holds the lock: looks out for such a word as long as the process lives."""
     build.halt.unlink(missing_ok=True)
+    build.troubles.unlink(missing_ok=True)
     write_bytes(build.halt_reserve, b" " * _RESERVE_BYTES)
     threading.Thread(target=_watch, args=(build,), daemon=True, name="halt").start()
 

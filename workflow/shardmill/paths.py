@@ -117,6 +117,11 @@ class BuildPaths:
         return self.run / "halt.json"
 
     @property
+    def troubles(self) -> Path:
+        """Why shards of the run at work or the last one failed by themselves, a line each (halt.py)."""
+        return self.run / "troubles.txt"
+
+    @property
     def halt_reserve(self) -> Path:
         """Blanks whose place on the disk `halt` takes when there is no other."""
         return self.run / "halt.reserve"

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 # What a finished run suggests: columns that fit a terminal.
 FIRST_QUERY = "select finish_reason, completion_tokens, left(text, 40) as answer from completions limit 5"
+# Troubles of single shards that a run's last lines repeat.
+_REPEATED = 5
 _VERSIONS = ("snakemake", "pyarrow", "duckdb", "transformers", "tokenizers", "boto3")
 
 
@@ -121,6 +123,11 @@ class Run:
         why = halt.reason(self.build)
         if why is not None:
             sys.stderr.write(f"No more jobs were started: {why}\n")
+        troubles = halt.noted(self.build)
+        for trouble in troubles[:_REPEATED]:
+            sys.stderr.write(f"{trouble}\n")
+        if len(troubles) > _REPEATED:
+            sys.stderr.write(f"… and {len(troubles) - _REPEATED} more like these.\n")
         sys.stderr.write(
             f"Build {self.build.name} stopped; what is finished is kept, and the next run goes on from there. "
             f"Its logs are in {self.build.logs}.\n"

@@ -56,6 +56,20 @@ def check_build(build: BuildPaths, settings: Settings) -> Report:
 
 
 def _check(build: BuildPaths, settings: Settings, scope: str, shards: Sequence[str] | None) -> Report:
+    import duckdb
+
+    try:
+        return _checked(build, settings, scope, shards)
+    except duckdb.Error as error:
+        # What is wrong with a check itself is told by _run.
+        line = " ".join(str(error).split())[:300]
+        raise DataError(
+            f"The rows of {build.root} can't be read ({line}): `shardmill verify` says which file is damaged, and what "
+            f"to do; where none is, this machine lacks memory or disk for the checks."
+        ) from None
+
+
+def _checked(build: BuildPaths, settings: Settings, scope: str, shards: Sequence[str] | None) -> Report:
     checks = load_checks(settings.quality)
     with connect(build, shards) as connection:
         effort = _effort(connection, build, shards)

@@ -84,7 +84,7 @@ class Gatherer:
             **_effort(shards, done).as_dict(),
             trends=moving,
             warnings=(
-                *_warnings(run, fleet, stages, now),
+                *_warnings(run, fleet, stages, settings.generate.concurrency, now),
                 *_disk(build, run),
                 *(trend.warning for trend in moving if trend.warning),
             ),
@@ -242,7 +242,7 @@ def _trends(settings: Settings, home: Home, run: RunNow, now: float, spans: Sequ
     return tuple(named or trends.from_rows(curves(spans)))
 
 
-def _warnings(run: RunNow, fleet: Fleet, shards: Shards, now: float) -> list[str]:
+def _warnings(run: RunNow, fleet: Fleet, shards: Shards, concurrency: int, now: float) -> list[str]:
     warnings = list(fleet.warnings)
     if run.at_work and shards.generating and not fleet.alive:
         warnings.append("jobs are generating, and no fleet of servers is at work on this machine")
@@ -253,7 +253,7 @@ def _warnings(run: RunNow, fleet: Fleet, shards: Shards, now: float) -> list[str
     for server in fleet.servers:
         if server.state in ("refused", "failed"):
             warnings.append(f"{server.name} is {server.state}: {server.why}")
-    return [*warnings, *_capped(fleet)]
+    return [*warnings, *_capped(fleet, concurrency)]
 
 
 def _disk(build: BuildPaths, run: RunNow) -> list[str]:
@@ -265,11 +265,12 @@ def _disk(build: BuildPaths, run: RunNow) -> list[str]:
     ]
 
 
-def _capped(fleet: Fleet) -> list[str]:
-    """Servers that run fewer requests at once than asked for, one sentence for all that do so for the same reason."""
+def _capped(fleet: Fleet, wanted: int) -> list[str]:
+    """Servers that run fewer requests at once than they were started for, where that is less than `wanted`: one
+    sentence for all that do so for the same reason."""
     alike: dict[str, list[str]] = {}
     for server in fleet.servers:
-        if server.cap_reason is not None:
+        if server.cap_reason is not None and (server.effective_cap or 0) < wanted:
             why = f"{server.effective_cap} of {server.requested_cap} requests at once: {server.cap_reason}"
             alike.setdefault(why, []).append(server.name)
     return [f"{', '.join(names)} run{'s' if len(names) == 1 else ''} {why}" for why, names in alike.items()]

@@ -112,7 +112,8 @@ class Claim:
             found = self._store.get(self._key)
         if not self._is_ours(found):
             self.lost = True
-            log.warning("The claim %s is lost to another machine: whoever publishes first wins.", self._key)
+            whose = "is gone from the store" if found is None else "is lost to another machine"
+            log.warning("The claim %s %s: whoever publishes the shard first wins.", self._key, whose)
             return
         self._body = body
 

@@ -6,7 +6,10 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
+
+import orjson
 
 from shardmill.errors import DataError, Refused, UsageError
 from shardmill.paths import is_build_name
@@ -17,6 +20,8 @@ from shardmill.store.manifest import KINDS, Manifest, is_object_name
 
 _THREADS = 16
 _GB = 1e9
+# A run sends its progress every minute.
+_SILENT_S = 180.0
 
 
 @dataclass
@@ -132,6 +137,24 @@ def plan_deletion(inventory: Inventory, what: Iterable[str], older_than: timedel
             known = ", ".join(sorted(builds)) or "none"
             raise UsageError(f"Nothing here is called {name}: give unnamed, uploads, or a build (there are: {known}).")
     return Deletion(tuple(keys), tuple(uploads))
+
+
+def at_work(store: Store, inventory: Inventory, names: Iterable[str]) -> list[str]:
+    """Those of the builds `names` at which a run is at work, by what it has sent within the last minutes."""
+    builds = {build.name: build for build in inventory.builds}
+    return [name for name in names if name in builds and any(map(partial(_is_running, store), builds[name].keys))]
+
+
+def _is_running(store: Store, key: str) -> bool:
+    if "/progress/" not in key or not key.endswith(".json"):
+        return False
+    content = store.get(key)
+    if content is None or content.age_s > _SILENT_S:
+        return False
+    try:
+        return bool(orjson.loads(content.body)["state"] == "running")
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return False
 
 
 def delete(store: Store, deletion: Deletion) -> None:

@@ -15,7 +15,7 @@ from shardmill.files import write_bytes
 from shardmill.paths import BuildPaths
 from shardmill.settings import S3, Settings
 from shardmill.store.discarded import end_mark
-from shardmill.store.manifest import Entry, Manifest, describe_shard
+from shardmill.store.manifest import Entry, Manifest, describe_shard, read_manifest
 from shardmill.store.uploads import note_upload
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def publish_shard(settings: Settings, build: BuildPaths, shard: str) -> None:
     the store. Without a bucket (or with s3.offline) there is the local manifest alone. The shard's journal goes last.
     Raises StoreError when the store refuses or holds something else than was sent.
     """
-    manifest = describe_shard(settings.s3, build, shard)
+    manifest = _same_as_before(build, describe_shard(settings.s3, build, shard))
     local = build.manifest(shard)
     # An older manifest, of files that are made anew by now, must not stand beside them.
     local.unlink(missing_ok=True)
@@ -46,6 +46,16 @@ def publish_shard(settings: Settings, build: BuildPaths, shard: str) -> None:
         write_bytes(local, manifest.to_bytes())
     end_mark(settings, build, shard)
     build.journal(shard).unlink(missing_ok=True)
+
+
+def _same_as_before(build: BuildPaths, ours: Manifest) -> Manifest:
+    """The manifest that is here already, where it names the same objects: another time in it would make it differ from
+    what other machines have of the shard."""
+    try:
+        earlier = read_manifest(build, ours.shard)
+    except (FileNotFoundError, DataError):
+        return ours
+    return earlier if earlier.same_content(ours) else ours
 
 
 def publish_files(settings: Settings, build: BuildPaths, paths: Iterable[Path]) -> None:

@@ -38,7 +38,10 @@ def ways_out(found: Verified) -> Iterator[str]:
     if again := to_upload_again(found):
         shards = counted(len(again), "shard")
         yield f"`shardmill verify --repair` uploads again what is wrong in the store and whole here ({shards})."
-    if any(item.where == "store" and not _is_object(item) and item.kind != "extra" for item in found.problems):
+    if any(item.kind == "discarded" for item in found.problems):
+        yield "The next run of snakemake makes again what was taken out, unless another machine has by then."
+    of_manifests = [item for item in found.problems if item.where == "store" and not _is_object(item)]
+    if any(item.kind not in ("extra", "discarded") for item in of_manifests):
         yield "The next run of snakemake publishes what the store lacks, and takes the store's shard where it differs."
     if found.wrong:
         source = "restores them from the store" if found.store else "makes them again"

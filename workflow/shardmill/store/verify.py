@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +15,7 @@ from shardmill.errors import DataError, StoreError, is_machines
 from shardmill.files import sha256_file
 from shardmill.paths import BuildPaths, shard_names
 from shardmill.settings import Settings
+from shardmill.store.discarded import discarded_among
 from shardmill.store.manifest import KINDS, Entry, Manifest, refuse_renamed
 
 if TYPE_CHECKING:
@@ -68,13 +69,20 @@ def verify_build(settings: Settings, build: BuildPaths, deep: bool = False) -> V
         found, more = _verify_store(settings, build, shards, deep)
         published = len(found)
         problems += more
-        problems += [
-            Problem("store", "missing", f"manifests/{shard}.json", "finished on this machine, and not published there")
-            for shard in present
-            if shard not in found
-        ]
+        problems += _not_published(settings, build, [shard for shard in present if shard not in found])
     unfinished = tuple(shard for shard in shards if shard not in found_here)
     return Verified(len(shards), len(present) - len(wrong), wrong, unfinished, published, tuple(problems))
+
+
+def _not_published(settings: Settings, build: BuildPaths, shards: list[str]) -> Iterator[Problem]:
+    """`shards`: finished here, without a manifest in the store."""
+    taken_out = discarded_among(settings, build, shards) if shards else set()
+    for shard in shards:
+        path = f"manifests/{shard}.json"
+        if shard in taken_out:
+            yield Problem("store", "discarded", path, "taken out by `discard` or `retry`: the copy here is void")
+        else:
+            yield Problem("store", "missing", path, "finished on this machine, and not published there")
 
 
 def _each(check: Callable[[str], list[Problem]], names: Iterable[str]) -> list[list[Problem]]:
