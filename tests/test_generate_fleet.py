@@ -10,6 +10,7 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -121,13 +122,8 @@ def test_what_was_made_of_earlier_answers_goes_before_new_ones_come(results: Pat
 
 def test_a_job_that_is_told_to_stop_halts_no_run(results: Path) -> None:
     """By kill, or by a cluster that takes its node: the other shards are none the worse for it."""
-    with SimFleet(1, {**CONFIG, "length_mean": 4000, "time_scale": 1}) as servers:
-        settings = make_settings(servers.urls, sampling={"max_new_tokens": 8000})
-        build, by_shard = shards(settings, results, 1, 20)
-        (shard,) = by_shard
-        with runlock.acquire(build.lock, runlock.myself("test")):
-            job = start(build, shard)
-            _until(lambda: servers.received().total() > 3)
+    with job_at_work(results) as (build, job, lock):
+        with lock:
             job.terminate()
             assert "was told to stop" in finish(job, code=1, timeout_s=20)
         assert not build.halt.exists()
@@ -187,15 +183,23 @@ def test_all_servers_dead_it_waits_its_patience_out_and_the_next_run_goes_on(res
 
 
 def test_a_job_leaves_when_its_run_is_over(results: Path) -> None:
+    with job_at_work(results) as (_, job, lock):
+        lock.release()
+        errors = finish(job, code=1, timeout_s=20)
+        assert "its run has ended" in errors
+
+
+@contextlib.contextmanager
+def job_at_work(results: Path) -> Iterator[tuple[BuildPaths, subprocess.Popen[bytes], runlock.RunLock]]:
+    """A build, its one job, which waits for answers that take long, and the lock of the run that the job is of."""
     with SimFleet(1, {**CONFIG, "length_mean": 4000, "time_scale": 1}) as servers:
         settings = make_settings(servers.urls, sampling={"max_new_tokens": 8000})
         build, by_shard = shards(settings, results, 1, 20)
         (shard,) = by_shard
-        with runlock.acquire(build.lock, runlock.myself("test")):
+        with runlock.acquire(build.lock, runlock.myself("test")) as lock:
             job = start(build, shard)
             _until(lambda: servers.received().total() > 3)
-        errors = finish(job, code=1, timeout_s=20)
-        assert "its run has ended" in errors
+            yield build, job, lock
 
 
 def rows_kept(build: BuildPaths, shard: str) -> int:

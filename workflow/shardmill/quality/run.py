@@ -88,7 +88,9 @@ def _checked(build: BuildPaths, settings: Settings, scope: str, shards: Sequence
         reused, failures = _reused(connection), _failures(connection)
         distributions = lengths(connection) if scope == "build" else None
     if scope != "build" and totals["reused"] and totals["rows"] - totals["reused"] >= LEAST_ROWS:
-        worse = {item["name"]: item for item in _of_new_rows(build, settings, scope, shards) if not item["passed"]}
+        apart = [check for check in checks.of_scope(scope) if check.reused_apart]
+        new = _of_new_rows(build, settings, scope, shards, apart)
+        worse = {item["name"]: item for item in new if not item["passed"]}
         results = [worse.get(item["name"], item) if item["passed"] else item for item in results]
     few = totals["rows"] < (1 if scope == "build" else LEAST_ROWS)
     failing = [item for item in results if _stops(item)]
@@ -117,8 +119,10 @@ def _checked(build: BuildPaths, settings: Settings, scope: str, shards: Sequence
     return {**report, "accounting": accounting, "lengths": distributions, "shards_without_prompts": lacking}
 
 
-def _of_new_rows(build: BuildPaths, settings: Settings, scope: str, shards: Sequence[str] | None) -> list[Report]:
-    """Checks over what was asked here alone: among many rows of another build, today's servers would not show.
+def _of_new_rows(
+    build: BuildPaths, settings: Settings, scope: str, shards: Sequence[str] | None, checks: Sequence[Check]
+) -> list[Report]:
+    """`checks` over what was asked here alone: among many rows of another build, today's servers would not show.
 
     Those alone that such rows can be held against: where only what a limit had cut is asked again, they are longer than
     others, and are cut or repeat themselves more often.
@@ -128,11 +132,7 @@ def _of_new_rows(build: BuildPaths, settings: Settings, scope: str, shards: Sequ
         leave_out_reused(connection)
         prepare(connection, settings, build_facts(build))
         sample = _totals(connection)["ok"] if scope == "shard" else None
-        results = [
-            _result(connection, check, settings.quality, sample)
-            for check in load_checks(settings.quality).of_scope(scope)
-            if check.reused_apart
-        ]
+        results = [_result(connection, check, settings.quality, sample) for check in checks]
     return [{**result, "title": f"{result['title']} (rows asked here)"} for result in results]
 
 
